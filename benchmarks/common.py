@@ -1,0 +1,30 @@
+"""What the scripts of this folder share: where prompts come from, and how a figure is printed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from localspec import prompts
+from localspec.pair import Pair, load
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Options every script takes: which pair, how many threads, where the prompt sets are."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("-m", "--model", help="target GGUF (default: the default pair)")
+    parser.add_argument("-md", "--model-draft", help="drafter GGUF")
+    parser.add_argument("-t", "--threads", type=int, help="CPU threads (default: physical cores)")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the prompt sets (JSONL)")
+    return parser
+
+
+def load_pair(args: argparse.Namespace, *, n_ctx: int = 4096) -> Pair:
+    return load(target=args.model, draft=args.model_draft, n_ctx=n_ctx, n_threads=args.threads)
+
+
+def read_set(args: argparse.Namespace, name: str, count: int | None = None) -> list[str]:
+    """The first `count` prompts of a set, e.g. `mt_bench`."""
+    return prompts.read(args.data / f"{name}.jsonl")[:count]

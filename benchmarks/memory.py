@@ -1,0 +1,35 @@
+"""Growth of the process over 10,000 rounds in one process, after the first 500. Aim: less than 2 MB."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from common import arguments, load_pair, read_set
+
+
+def resident() -> int:
+    """Resident memory, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=10_000)
+    args = parser.parse_args()
+    prompts = read_set(args, "mt_bench")
+    n, start, at = 0, 0, 500
+    with load_pair(args) as pair:
+        while n < args.rounds:
+            for prompt in prompts:
+                n += pair.generate(prompt, max_tokens=300).stats.n_rounds
+                if not start and n >= 500:
+                    start, at = resident(), n
+                if n >= args.rounds:
+                    break
+        grown = (resident() - start) / 1e6
+    print(f"{n} rounds: {start / 1e6:.1f} MB after {at}, grown by {grown:+.2f} MB since")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoint -> GGUF, for targets and drafters."""

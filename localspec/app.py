@@ -1,0 +1,276 @@
+"""The command line: options in, errors as one sentence, everything heavy imported only when its command runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec import __version__
+from localspec.errors import LocalspecError, OptionError
+
+if TYPE_CHECKING:
+    from localspec.pair import Pair
+
+Command = Callable[..., Any]
+
+
+class _Group(click.Group):
+    """Shows commands in the order they are defined and a LocalspecError as one sentence."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LocalspecError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader has gone; Python would complain once more at exit
+            sys.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="localspec")
+def main() -> None:
+    """Run large language models on your own machine, faster, with the same output.
+
+    Without -m every command uses the default pair; `localspec pull` fetches it once.
+    """
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several click options as one decorator, in the order given."""
+
+    def apply(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+model_options = options(
+    click.argument("name", required=False),
+    click.option("-m", "--model", type=click.Path(path_type=Path), help="Target GGUF file."),
+    click.option("-md", "--model-draft", type=click.Path(path_type=Path), help="Drafter GGUF file."),
+    click.option("-ngl", "--gpu-layers", type=int, default=-1, help="Target layers on the GPU (-1: all)."),
+    click.option("-ngld", "--gpu-layers-draft", type=int, help="Drafter layers on the GPU (default: as -ngl)."),
+    click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: the model's, at most 8192)."),
+    click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
+    click.option("--draft-max", type=int, help="Tokens drafted a round (default: the pair's best, 0: none)."),
+    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
+)
+
+sampling_options = options(
+    click.option("-n", "--predict", type=int, default=-1, help="Tokens to say at most (-1: no limit)."),
+    click.option("--temp", type=float, default=0.0, show_default=True, help="Temperature; 0 is greedy."),
+    click.option("--top-k", type=int, default=40, show_default=True),
+    click.option("--top-p", type=float, default=0.95, show_default=True),
+    click.option("--min-p", type=float, default=0.05, show_default=True),
+    click.option("--repeat-penalty", type=float, default=1.0, show_default=True),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+    click.option("-s", "--seed", type=int, help="Seed of the random choices (default: a new one)."),
+    click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
+    click.option("--spec/--no-spec", default=True, help="Use the drafter or not."),
+)
+
+SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"),
+    *("seed", "stop", "spec", "max_tokens"),
+)
+
+
+def _load(values: dict[str, Any], *, drafting: bool = True) -> Pair:
+    """The pair the model options name, its loading shown on a terminal."""
+    from localspec import terminal
+    from localspec.llama import set_verbose
+    from localspec.pair import load
+
+    set_verbose(values["verbose"])
+    with terminal.status("loading", quiet=values["verbose"]):
+        return load(
+            values["name"],
+            target=values["model"],
+            draft=values["model_draft"],
+            n_ctx=values["ctx_size"],
+            gpu_layers=values["gpu_layers"],
+            draft_gpu_layers=values["gpu_layers_draft"],
+            n_threads=values["threads"],
+            draft_max=values["draft_max"],
+        )
+
+
+def _sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of `Pair.stream` among a command's values."""
+    n = values["predict"]
+    if n < -1 or n == 0:
+        raise OptionError(f"-n must be at least 1, or -1 for no limit, not {n}.")
+    values = values | {"temperature": values["temp"], "max_tokens": None if n == -1 else n}
+    return {name: values[name] for name in SAMPLING}
+
+
+@main.command()
+@model_options
+@sampling_options
+@click.option("-sys", "--system-prompt", help="What the model is told before the conversation.")
+def chat(**values: Any) -> None:
+    """Talk with a model. NAME is a pair that `localspec models` lists.
+
+    Ctrl-C stops an answer and keeps it; /help lists the commands. When standard input is no terminal, each of its
+    lines is answered in turn.
+    """
+    from localspec import terminal
+
+    settings = _sampling(values)
+    with _load(values) as pair:
+        terminal.converse(pair, settings, system=values["system_prompt"])
+
+
+@main.command()
+@model_options
+@sampling_options
+@click.option("-p", "--prompt", help="The prompt.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="File that holds the prompt.")
+@click.option("-sys", "--system-prompt", help="What the model is told before the prompt.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print text, tokens, finish_reason and stats as JSON.")
+def run(**values: Any) -> None:
+    """Answer one prompt, from -p, -f or standard input."""
+    from localspec import terminal
+
+    settings = _sampling(values)
+    prompt = _prompt(values["prompt"], values["file"])
+    with _load(values) as pair:
+        ids = _encode(pair, prompt, values["system_prompt"], values["raw"])
+        stream = pair.stream(ids, progress=terminal.prefill_progress(), **settings)
+        result = terminal.show(stream, quiet=values["as_json"])
+    if values["as_json"]:
+        fields = {"text": result.text, "tokens": result.tokens, "finish_reason": result.finish_reason}
+        click.echo(json.dumps(fields | {"stats": result.stats.as_dict()}, ensure_ascii=False))
+    elif not result.text.endswith("\n"):
+        click.echo()
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise OptionError("give the prompt with -p or with -f, not both.")
+    if prompt is not None:
+        return prompt
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"cannot read the prompt from {file}: {error}.") from error
+    if sys.stdin.isatty():
+        raise OptionError("no prompt; give one with -p, with -f, or through standard input.")
+    return sys.stdin.read()
+
+
+def _encode(pair: Pair, prompt: str, system: str | None, raw: bool) -> list[int]:
+    from localspec.text import encode_plain
+
+    if raw:
+        if system:
+            raise OptionError("-sys needs the chat template, which --raw leaves out.")
+        return encode_plain(pair.vocab, prompt)
+    if system:
+        return pair.encode([{"role": "system", "content": system}, {"role": "user", "content": prompt}])
+    return pair.encode(prompt)
+
+
+prompt_options = options(
+    click.option("-f", "--file", type=click.Path(path_type=Path), help="Prompts: one a line, or JSONL with `prompt`."),
+    click.option("-n", "--predict", type=click.IntRange(1), default=200, show_default=True, help="Tokens a prompt."),
+    click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON."),
+)
+
+
+@main.command()
+@model_options
+@prompt_options
+def check(**values: Any) -> None:
+    """Prove the output: every prompt with and without the drafter, token by token.
+
+    Where the two differ, the plain decoder's two best logits are printed; a difference counts as a near-tie only if
+    they lie within 1 % of each other. Exit status 0 only if nothing else differs.
+    """
+    from localspec import prompts, terminal
+    from localspec.check import check as run_check
+
+    texts = prompts.read(values["file"]) if values["file"] else prompts.own()
+    with _load(values) as pair, terminal.progress("checking", len(texts)) as advance:
+        _need_drafter(pair)
+        report = run_check(pair, texts, max_tokens=values["predict"], each=lambda *_: advance())
+    if values["as_json"]:
+        click.echo(json.dumps(report.as_dict()))
+    else:
+        terminal.show_check(report)
+    sys.exit(1 if report.different else 0)
+
+
+@main.command()
+@model_options
+@prompt_options
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--temp", type=float, default=0.0, show_default=True)
+def bench(**values: Any) -> None:
+    """Measure plain and speculative decoding, alternating in one process."""
+    from localspec import prompts, terminal
+    from localspec.bench import bench as run_bench
+
+    texts = prompts.read(values["file"]) if values["file"] else prompts.own()
+    n_answers = 2 * len(texts) * values["repeats"]
+    with _load(values) as pair, terminal.progress("measuring", n_answers) as advance:
+        _need_drafter(pair)
+        figures = run_bench(
+            pair,
+            texts,
+            repeats=values["repeats"],
+            max_tokens=values["predict"],
+            temperature=values["temp"],
+            each=lambda *_: advance(),
+        )
+    if values["as_json"]:
+        click.echo(json.dumps(figures))
+    else:
+        terminal.show_bench(figures)
+
+
+def _need_drafter(pair: Pair) -> None:
+    if pair.engine.drafter is None:
+        raise OptionError("there is no drafter to compare with; give one with -md.")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def models(as_json: bool) -> None:
+    """List the pairs localspec knows and whether they are here."""
+    from localspec import models as registry
+    from localspec import terminal
+
+    entries = [registry.get(name) for name in registry.names()]
+    if as_json:
+        click.echo(json.dumps([entry.as_dict() for entry in entries]))
+    else:
+        terminal.show_models(entries)
+
+
+@main.command()
+@click.argument("name", required=False)
+def pull(name: str | None) -> None:
+    """Fetch a pair (default: the default pair). The only command that touches the network."""
+    from localspec import models as registry
+    from localspec.models import fetch
+
+    fetch.pull(registry.get(name or registry.DEFAULT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A conversation: turns in, answers out, and a memory that reads only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Unpack
+
+from localspec.errors import OptionError, TemplateError
+from localspec.text import ChatTemplate, Message
+
+if TYPE_CHECKING:
+    from localspec.pair import Chunk, Options, Pair, Result, Stream
+
+
+def need_template(pair: Pair) -> ChatTemplate:
+    """The pair's chat template; TemplateError if the model has none."""
+    if pair.template is None:
+        raise TemplateError(
+            f"{pair.target_path.name} has no chat template, so it cannot chat; use `localspec run` with plain text."
+        )
+    return pair.template
+
+
+class Chat:
+    """Turns of one conversation with a pair.
+
+    The tokens of every answer are kept as they were said, so a next turn adds to them and both memories re-read
+    nothing. `messages` is the conversation so far; `system` comes first where given.
+    """
+
+    def __init__(self, pair: Pair, *, system: str | None = None) -> None:
+        self._pair, self._template = pair, need_template(pair)
+        self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._said: list[tuple[str, list[int]]] = []  # after each answer: all text and all tokens so far
+
+    def send(self, text: str, **options: Unpack[Options]) -> Result:
+        """The whole answer to one user turn; options as in `Pair.stream`."""
+        stream = self.stream(text, **options)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(self, text: str, **options: Unpack[Options]) -> Stream:
+        """The answer to one user turn, chunk by chunk. A stream closed early keeps what was said until then.
+
+        Raises what `Pair.stream` raises; the conversation is then as it was before.
+        """
+        turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
+        rendered = self._template.render(turn)
+        ids = self._tokens(rendered)
+        stream = self._pair.stream(ids, **options)
+        return stream.wrap(self._listen(turn, rendered, ids, stream))
+
+    def _listen(self, turn: list[Message], rendered: str, ids: list[int], stream: Stream) -> Generator[Chunk]:
+        """Pass chunks on; whatever ends the stream, the turn and what was said of the answer are kept."""
+        try:
+            yield from stream
+        finally:
+            result = stream.result
+            self.messages = [*turn, {"role": "assistant", "content": result.text}]
+            said = result.tokens
+            if said and self._pair.vocab.is_eog(said[-1]):
+                said = said[:-1]
+            self._said.append((rendered + result.text, ids + said))
+
+    def _tokens(self, rendered: str) -> list[int]:
+        """Tokens of the conversation: as they were said up to the last answer, then the text that is new."""
+        if self._said:
+            text, ids = self._said[-1]
+            if rendered.startswith(text):
+                return ids + self._template.tokenize(rendered[len(text) :])
+        return self._template.tokenize(rendered)  # the template rewrites old turns: re-read from where it differs
+
+    def undo(self) -> str:
+        """Take back the last turn; returns what the user had said. Raises OptionError if there is none."""
+        if not self._said:
+            raise OptionError("there is no turn to take back.")
+        self._said.pop()
+        text = self.messages[-2]["content"]
+        self.messages = self.messages[:-2]
+        return text
+
+    def clear(self) -> None:
+        """Begin again, with the same system message."""
+        self._said.clear()
+        self.messages = [m for m in self.messages[:1] if m["role"] == "system"]

@@ -1,0 +1,170 @@
+"""Writes a trained drafter as GGUF, with the names llama.cpp's `dflash` architecture reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from torch import Tensor
+
+from localspec.distill.model import BlockConv, Drafter, DrafterConfig
+from localspec.errors import OptionError
+
+ENCODINGS = {
+    "f32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "f16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+
+
+def export(
+    drafter: Drafter,
+    target: Path,
+    path: Path,
+    *,
+    encoding: str = "q8_0",
+    name: str = "DFlash 2 drafter",
+    n_ctx_train: int | None = None,
+    provenance: Mapping[str, str | int | float] | None = None,
+) -> None:
+    """Write `drafter` to `path`, whole or not at all.
+
+    Args:
+        drafter: the trained model.
+        target: the target's GGUF; its tokenizer is copied, so that llama.cpp can compare.
+        encoding: of the matrices: "q8_0", "f16" or "f32"; norms and convolution bases are float32.
+        n_ctx_train: context length to declare; default: the target's.
+        provenance: where the weights come from; written as `localspec.<key>`.
+
+    Raises:
+        OptionError: unknown encoding.
+    """
+    if encoding not in ENCODINGS:
+        raise OptionError(f"Encoding {encoding!r} is not one of {', '.join(ENCODINGS)}.")
+    reader = GGUFReader(target)
+    part = path.with_name(path.name + ".part")
+    writer = GGUFWriter(part, "dflash")
+    writer.add_name(name)
+    writer.add_file_type(ENCODINGS[encoding][1])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_shape(writer, drafter.config, n_ctx_train or _context_length(reader))
+    for key, value in (provenance or {}).items():
+        writer.add_key_value(f"localspec.{key}", value, _value_type(value))
+    _copy_tokenizer(writer, reader, drafter.config.mask_token)
+    for tensor_name, array in tensors(drafter):
+        _add_tensor(writer, tensor_name, array, ENCODINGS[encoding][0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part.replace(path)
+
+
+def tensors(drafter: Drafter) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Every tensor under its GGUF name, as a numpy array (dimensions reversed to ggml's `ne`)."""
+    yield "d2t", drafter.kept.numpy().astype(np.int64)
+    yield "fc.weight", _numpy(drafter.fc.weight * drafter.feature_scale)
+    yield "enc.output_norm.weight", _numpy(drafter.context_norm.weight)
+    yield "output_norm.weight", _numpy(drafter.output_norm.weight)
+    yield "output.weight", _numpy(drafter.head.weight)
+    yield "selector_hidden.weight", _numpy(drafter.selector.hidden.weight)
+    predecessor = _numpy(drafter.selector.predecessor)
+    yield "selector_predecessor.weight", predecessor[drafter.row_of.numpy()]
+    successor = _numpy(drafter.selector.successor)
+    unused = np.zeros_like(successor[:1])
+    yield "selector_successor.weight", np.concatenate((successor, unused))[drafter.row_of.numpy()]
+    for i, layer in enumerate(drafter.layers):
+        for short, module in _layer_modules(layer):
+            if isinstance(module, BlockConv):
+                yield f"blk.{i}.{short}_base", _numpy(module.base)
+                yield f"blk.{i}.{short}_proj.weight", _numpy(module.proj.weight)
+            else:
+                yield f"blk.{i}.{short}.weight", _numpy(module.weight)
+
+
+def _layer_modules(layer: object) -> Iterator[tuple[str, object]]:
+    names = {
+        "attn_norm": "attn_norm",
+        "attn_conv": "attn_conv",
+        "attn_q": "attn.q",
+        "attn_k": "attn.k",
+        "attn_v": "attn.v",
+        "attn_output": "attn.o",
+        "attn_q_norm": "attn.q_norm",
+        "attn_k_norm": "attn.k_norm",
+        "ffn_norm": "ffn_norm",
+        "ffn_conv": "ffn_conv",
+        "ffn_gate": "gate",
+        "ffn_up": "up",
+        "ffn_down": "down",
+    }
+    for short, attribute in names.items():
+        yield short, layer.get_submodule(attribute)
+
+
+def _numpy(weight: Tensor) -> npt.NDArray[np.float32]:
+    return weight.detach().float().numpy()
+
+
+def _add_tensor(writer: GGUFWriter, name: str, array: npt.NDArray[np.generic], qtype: GGMLQuantizationType) -> None:
+    if name == "d2t":
+        writer.add_tensor(name, array)
+        return
+    if array.ndim != 2:
+        qtype = GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quants.quantize(array, qtype), raw_dtype=qtype)
+
+
+def _add_shape(writer: GGUFWriter, config: DrafterConfig, n_ctx_train: int) -> None:
+    counts = {
+        "context_length": n_ctx_train,
+        "embedding_length": config.n_embd,
+        "block_count": config.n_layers,
+        "feed_forward_length": config.n_ff,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "block_size": config.block_size,
+        "conv_kernel_size": config.conv_taps,
+        "conv_group_size": config.conv_group,
+        "selector_rank": config.selector_rank,
+        "selector_top_k": config.top_k,
+    }
+    for key, count in counts.items():
+        writer.add_uint32(f"dflash.{key}", count)
+    writer.add_float32("dflash.rope.freq_base", config.rope_theta)
+    writer.add_float32("dflash.attention.layer_norm_rms_epsilon", config.rms_eps)
+    writer.add_bool("dflash.attention.causal", False)
+    writer.add_array("dflash.target_layers", list(config.target_layers))
+    if config.sliding_window is not None:
+        writer.add_uint32("dflash.attention.sliding_window", config.sliding_window)
+        pattern = [True] * config.n_layers
+        writer.add_array("dflash.attention.sliding_window_pattern", pattern)
+
+
+def _copy_tokenizer(writer: GGUFWriter, reader: GGUFReader, mask_token: int) -> None:
+    for field in reader.fields.values():
+        if not field.name.startswith("tokenizer.") or field.name == "tokenizer.chat_template":
+            continue
+        if field.types[0] == GGUFValueType.ARRAY:
+            writer.add_array(field.name, field.contents())
+        else:
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    writer.add_mask_token_id(mask_token)
+
+
+def _context_length(reader: GGUFReader) -> int:
+    architecture = reader.fields["general.architecture"].contents()
+    return int(reader.fields[f"{architecture}.context_length"].contents())
+
+
+def _value_type(value: str | int | float) -> GGUFValueType:
+    if isinstance(value, str):
+        return GGUFValueType.STRING
+    return GGUFValueType.UINT64 if isinstance(value, int) else GGUFValueType.FLOAT32

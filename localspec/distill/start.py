@@ -1,0 +1,190 @@
+"""A drafter to start training from: shapes, vocabulary and first weights, out of the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGUFReader, TokenType
+from torch import Tensor
+
+from localspec.distill.model import Drafter, DrafterConfig, Layer
+from localspec.distill.store import Data
+from localspec.distill.windows import Ints, answer_counts, feature_rms, split
+from localspec.errors import ModelError, OptionError
+
+# Weights of these store the query and key rows of a head for interleaved RoPE.
+INTERLEAVED_ROPE = frozenset({"llama"})
+END_OF_GENERATION = frozenset(
+    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+    + ("<|end|>", "<|return|>", "<|call|>", "</s>", "<EOT>", "<|endofturn|>")
+)
+
+
+class TargetFile:
+    """What training needs of the target's GGUF."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reader = GGUFReader(path)
+        self.architecture = str(self.reader.fields["general.architecture"].contents())
+        self.tokens: list[str] = self.reader.fields["tokenizer.ggml.tokens"].contents()
+        self._tensors = {tensor.name: tensor for tensor in self.reader.tensors}
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The value of `<architecture>.<key>`."""
+        field = self.reader.fields.get(f"{self.architecture}.{key}")
+        if field is not None:
+            return float(field.contents())
+        if default is None:
+            raise ModelError(f"{self.path.name} does not say {self.architecture}.{key}.")
+        return default
+
+    def tensor(self, name: str) -> Tensor | None:
+        """A tensor dequantised to float32, or None."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return None
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return torch.from_numpy(np.array(values, np.float32))
+
+    def special_tokens(self) -> dict[str, int]:
+        """Token ids that have a role: {"bos": 1, "eos": 2, ...}."""
+        prefix, suffix = "tokenizer.ggml.", "_token_id"
+        return {
+            key.removeprefix(prefix).removesuffix(suffix): int(field.contents())
+            for key, field in self.reader.fields.items()
+            if key.startswith(prefix) and key.endswith(suffix)
+        }
+
+    def end_tokens(self) -> set[int]:
+        """Tokens that end an answer."""
+        special = self.special_tokens()
+        ends = {special[role] for role in ("eos", "eot", "eom") if role in special}
+        return ends | {i for i, text in enumerate(self.tokens) if text in END_OF_GENERATION}
+
+
+def mask_token(target: TargetFile, counts: Ints) -> int:
+    """The first control or unused token without a role that the data never contains.
+
+    Args:
+        counts: how often each token occurs anywhere in the data, [n_vocab].
+
+    Raises:
+        ModelError: there is none.
+    """
+    types = target.reader.fields["tokenizer.ggml.token_type"].contents()
+    taken = set(target.special_tokens().values()) | target.end_tokens()
+    for token, kind in enumerate(types):
+        special = kind in (TokenType.CONTROL, TokenType.UNUSED)
+        if special and token not in taken and not counts[token]:
+            return token
+    raise ModelError(
+        f"{target.path.name} has no free special token to mark empty slots with: every control "
+        "or unused token of its vocabulary has a role or occurs in the data."
+    )
+
+
+def kept_tokens(target: TargetFile, counts: Ints, n_rows: int, mask: int) -> Tensor:
+    """The `n_rows` most frequent tokens and those that end answers, ascending, int64 [n_rows]."""
+    if not 0 < n_rows < len(counts):
+        raise OptionError(f"A drafter cannot keep {n_rows} of the {len(counts)} tokens it may say.")
+    rank = counts.copy()
+    rank[list(target.end_tokens())] = counts.max() + 1
+    rank[mask] = -1
+    kept = np.argsort(-rank, kind="stable")[:n_rows]
+    return torch.from_numpy(np.sort(kept))
+
+
+def fresh_drafter(
+    target: TargetFile,
+    data: Data,
+    *,
+    n_layers: int = 3,
+    n_rows: int = 8192,
+    block_size: int = 8,
+    selector_rank: int = 64,
+    top_k: int = 16,
+    conv_group: int = 16,
+    copy_layers: bool = True,
+) -> Drafter:
+    """A drafter that fits the target and the data; see `initialise` for its weights."""
+    counts = np.bincount(data.tokens, minlength=data.meta.n_vocab)
+    mask = mask_token(target, counts)
+    training, _ = split(data)
+    kept = kept_tokens(target, answer_counts(data, training), n_rows, mask)
+    n_embd, n_heads = int(target.number("embedding_length")), int(target.number("attention.head_count"))
+    config = DrafterConfig(
+        n_embd=n_embd,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=int(target.number("attention.head_count_kv", n_heads)),
+        head_dim=int(target.number("attention.key_length", n_embd // n_heads)),
+        n_ff=int(target.number("feed_forward_length")),
+        rope_theta=target.number("rope.freq_base", 10000.0),
+        rms_eps=target.number("attention.layer_norm_rms_epsilon"),
+        target_layers=data.meta.layers,
+        n_vocab=data.meta.n_vocab,
+        n_rows=n_rows,
+        mask_token=mask,
+        block_size=block_size,
+        selector_rank=selector_rank,
+        top_k=top_k,
+        conv_group=conv_group,
+    )
+    embeddings = target.tensor("token_embd.weight")
+    if embeddings is None:
+        raise ModelError(f"{target.path.name} has no token embeddings.")
+    drafter = Drafter(config, embeddings, kept)
+    initialise(drafter, target, data, copy_layers=copy_layers)
+    return drafter
+
+
+@torch.no_grad()
+def initialise(drafter: Drafter, target: TargetFile, data: Data, *, copy_layers: bool) -> None:
+    """Head and final norm from the target; `fc` averages the tapped layers, each channel scaled
+    to one; with `copy_layers`, the last layers of the target where shapes agree."""
+    config = drafter.config
+    head = target.tensor("output.weight")
+    drafter.head.weight.copy_((drafter.embeddings if head is None else head)[drafter.kept])
+    _copy(drafter.output_norm.weight, target.tensor("output_norm.weight"))
+    drafter.feature_scale.copy_(torch.from_numpy(1.0 / feature_rms(data)))
+    average = torch.eye(config.n_embd).repeat(1, len(config.target_layers))
+    drafter.fc.weight.add_(average / len(config.target_layers))
+    if copy_layers:
+        first = int(target.number("block_count")) - config.n_layers
+        for i, layer in enumerate(drafter.layers):
+            assert isinstance(layer, Layer)
+            _copy_layer(layer, target, first + i)
+
+
+def _copy_layer(layer: Layer, target: TargetFile, index: int) -> None:
+    def source(name: str) -> Tensor | None:
+        return target.tensor(f"blk.{index}.{name}.weight")
+
+    half_split = target.architecture not in INTERLEAVED_ROPE
+    for name, projection in (("attn_q", layer.attn.q), ("attn_k", layer.attn.k)):
+        weight = source(name)
+        if weight is not None and not half_split:
+            weight = unpermute(weight, layer.attn.head_dim)
+        _copy(projection.weight, weight)
+    _copy(layer.attn.v.weight, source("attn_v"))
+    _copy(layer.attn.o.weight, source("attn_output"))
+    _copy(layer.attn_norm.weight, source("attn_norm"))
+    _copy(layer.ffn_norm.weight, source("ffn_norm"))
+    _copy(layer.gate.weight, source("ffn_gate"))
+    _copy(layer.up.weight, source("ffn_up"))
+    _copy(layer.down.weight, source("ffn_down"))
+
+
+def unpermute(weight: Tensor, head_dim: int) -> Tensor:
+    """Rows of each head from interleaved to half-split RoPE order, [n_heads * D, H]."""
+    pairs = weight.unflatten(0, (-1, head_dim // 2, 2))
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def _copy(parameter: Tensor, source: Tensor | None) -> None:
+    if source is not None and source.shape == parameter.shape:
+        parameter.copy_(source)

@@ -1,0 +1,218 @@
+"""Chats and the target's features on disk: append-only, whole again after a kill -9.
+
+A folder holds
+
+    meta.json     whose work it is: target, target_sha256, n_embd, layers, n_vocab
+    tokens.bin    int32, all chats one after the other
+    features.bin  float16 [n_tokens, n_layers * n_embd]: row i is what the target's `layers` were
+                  given when token i was decoded, layer after layer
+    chats.jsonl   a line a chat: `start` (row), `n` (rows), `questions` and `answers` (spans
+                  [from, to) inside the chat) and figures; written last, so a line vouches for its rows
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from localspec.errors import MissingError, OptionError
+
+Ids = NDArray[np.int32]
+Halves = NDArray[np.float16]
+Span = tuple[int, int]
+FILES = ("tokens.bin", "features.bin")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Whose work a folder holds; `layers` are counted as GGUF counts them."""
+
+    target: str
+    target_sha256: str
+    n_embd: int
+    layers: tuple[int, ...]
+    n_vocab: int
+
+    @property
+    def width(self) -> int:
+        """Floats in one row of features."""
+        return len(self.layers) * self.n_embd
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes on disk a token takes, id and features."""
+        return 4 + 2 * self.width
+
+
+@dataclass(frozen=True)
+class ChatRecord:
+    """Where a finished chat lies and what it is made of; spans count from the chat's first token."""
+
+    start: int
+    n: int
+    questions: tuple[Span, ...]
+    answers: tuple[Span, ...]
+    figures: Mapping[str, Any] = field(default_factory=dict)  # id, source, temperatures, …
+
+    @classmethod
+    def from_json(cls, line: str) -> ChatRecord:
+        raw = json.loads(line)
+        spans = {key: tuple((a, b) for a, b in raw.pop(key)) for key in ("questions", "answers")}
+        return cls(raw.pop("start"), raw.pop("n"), **spans, figures=raw)
+
+    def to_json(self) -> str:
+        spans = {"questions": self.questions, "answers": self.answers}
+        return json.dumps({"start": self.start, "n": self.n, **spans, **self.figures})
+
+
+@dataclass(frozen=True)
+class Data:
+    """A folder opened for reading; the arrays are memory maps."""
+
+    meta: Meta
+    chats: list[ChatRecord]
+    tokens: Ids  # [n_tokens]
+    features: Halves  # [n_tokens, n_layers * n_embd]
+
+
+def read(folder: Path) -> Data:
+    """Open what is finished so far, also while a writer is at work. Raises MissingError if nothing is."""
+    chats = _read_chats(folder)
+    if not chats:
+        raise MissingError(f"{folder} holds no finished chats yet; run the synthesis first.")
+    meta = _read_meta(folder)
+    n = chats[-1].start + chats[-1].n
+    shape = (n, meta.width)
+    return Data(
+        meta,
+        chats,
+        np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)),
+        np.memmap(folder / "features.bin", np.float16, "r", shape=shape),
+    )
+
+
+class Store:
+    """A folder opened for appending, by one process at a time; a context manager.
+
+    Raises OptionError if the folder holds another target's work or another process writes to it.
+    """
+
+    def __init__(self, folder: Path, meta: Meta) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.meta = folder, meta
+        self._lock = FileLock(folder / ".lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise OptionError(f"another process is writing to {folder}; wait for it.") from None
+        try:
+            self._claim()
+            self.chats = _read_chats(folder)
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of finished chats."""
+        return self.chats[-1].start + self.chats[-1].n if self.chats else 0
+
+    def questions(self) -> Iterable[bytes]:
+        """The first question of each chat so far, as the bytes of its token ids."""
+        tokens = np.fromfile(self.folder / "tokens.bin", np.int32)
+        for chat in self.chats:
+            first, last = chat.questions[0]
+            yield tokens[chat.start + first : chat.start + last].tobytes()
+
+    def append(
+        self,
+        tokens: Ids,
+        features: Halves,
+        questions: Iterable[Span],
+        answers: Iterable[Span],
+        **figures: Any,
+    ) -> ChatRecord:
+        """Add a chat: tokens [n], features [n, width], spans inside it and figures worth keeping."""
+        assert features.shape == (len(tokens), self.meta.width)
+        chat = ChatRecord(self.n_tokens, len(tokens), tuple(questions), tuple(answers), figures)
+        for file, data in zip(self._rows, (tokens, features), strict=True):
+            file.write(np.ascontiguousarray(data).data.cast("B"))
+            file.flush()
+        self._lines.write(chat.to_json() + "\n")
+        self._lines.flush()
+        self.chats.append(chat)
+        return chat
+
+    def _claim(self) -> None:
+        """Write meta.json into a fresh folder, compare it in a used one."""
+        path = self.folder / "meta.json"
+        if not path.exists():
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(asdict(self.meta), indent=1))
+            part.replace(path)
+            return
+        theirs, ours = asdict(_read_meta(self.folder)), asdict(self.meta)
+        differs = [key for key in ours if key != "target" and theirs[key] != ours[key]]
+        if differs:
+            key = differs[0]
+            raise OptionError(
+                f"{self.folder} holds work for {theirs['target']} ({key} {theirs[key]}), this is "
+                f"{ours['target']} ({key} {ours[key]}); choose another output folder."
+            )
+
+    def _open(self) -> None:
+        """Cut off what a killed writer left behind the last finished chat, then append."""
+        bounds = (4 * self.n_tokens, 2 * self.meta.width * self.n_tokens)
+        self._rows: list[IO[bytes]] = []
+        for name, n_bytes in zip(FILES, bounds, strict=True):
+            file = (self.folder / name).open("ab")
+            file.truncate(n_bytes)
+            self._rows.append(file)
+        path = self.folder / "chats.jsonl"
+        if path.exists():  # a line cut short by the kill
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        self._lines = path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        for file in self._rows:
+            file.close()
+        self._lines.close()
+        self._lock.release()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _read_meta(folder: Path) -> Meta:
+    path = folder / "meta.json"
+    try:
+        raw = json.loads(path.read_text())
+        return Meta(**{**raw, "layers": tuple(raw["layers"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} is not a data folder's description ({error}).") from error
+
+
+def _read_chats(folder: Path) -> list[ChatRecord]:
+    path = folder / "chats.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last \n: unfinished
+    return [ChatRecord.from_json(line) for line in lines]

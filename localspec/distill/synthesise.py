@@ -1,0 +1,341 @@
+"""The target makes up questions, answers them, and its layer inputs are kept: text and features at once.
+
+Many chats run side by side, one token of each in every decode; a chat that ends makes room for the next one.
+Prompts are not prefilled in pieces: with this many sequences in a batch a token costs the same alone or in a row,
+and what all chats begin with alike is decoded once and stays in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.compat import TARGET_ARCHS, check_target
+from localspec.distill.chats import Chat, Chats, Recipe, Script, Setting
+from localspec.distill.store import Halves, Ids, Meta, Span, Store
+from localspec.errors import LocalspecError, ModelError, OptionError
+from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
+
+Floats = NDArray[np.float32]
+HALF_MAX = float(np.finfo(np.float16).max)
+
+
+def choose(
+    logits: Floats,
+    temperatures: Sequence[float],
+    rngs: Sequence[np.random.Generator],
+    min_p: float,
+) -> Ids:
+    """A token for each row of logits [n, n_vocab]: its best, or at a temperature a draw (Gumbel-max).
+
+    Drawn are only tokens at least `min_p` times as likely as the best.
+    """
+    tokens: Ids = logits.argmax(axis=1).astype(np.int32)
+    for row, (temperature, rng) in enumerate(zip(temperatures, rngs, strict=True)):
+        if temperature > 0:
+            scores = logits[row]
+            likely = np.flatnonzero(scores > scores[tokens[row]] + temperature * np.log(min_p))
+            noise = rng.gumbel(size=len(likely)).astype(np.float32)
+            tokens[row] = likely[(scores[likely] / temperature + noise).argmax()]
+    return tokens
+
+
+@dataclass
+class Tally:
+    """What came out so far, from all finished chats."""
+
+    n_tokens: int = 0
+    n_answer: int = 0
+    n_sampled: int = 0  # answer tokens at a temperature
+    n_repeating: int = 0  # repeating answer tokens
+    n_chats: int = 0
+    n_continued: int = 0
+    n_file: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
+
+    def add(self, n: int, answers: Sequence[Span], figures: Mapping[str, Any]) -> None:
+        lengths = [last - first for first, last in answers]
+        self.n_tokens += n
+        self.n_answer += sum(lengths)
+        self.n_sampled += sum(k for k, t in zip(lengths, figures["temperatures"], strict=True) if t > 0)
+        self.n_repeating += figures["n_repeating"]
+        self.n_chats += 1
+        self.n_continued += len(answers) > 1
+        self.n_file += figures["source"] == "file"
+        self.end(figures["end"])
+
+    def end(self, reason: str) -> None:
+        self.ends[reason] = self.ends.get(reason, 0) + 1
+
+    def figures(self) -> dict[str, Any]:
+        shares = {
+            "repeating": self.n_repeating / max(self.n_answer, 1),
+            "sampled": self.n_sampled / max(self.n_answer, 1),
+            "continued": self.n_continued / max(self.n_chats, 1),
+            "file": self.n_file / max(self.n_chats, 1),
+        }
+        return asdict(self) | {key: round(value, 4) for key, value in shares.items()}
+
+
+class Slots:
+    """The running chats, one in each sequence of a context, and their features."""
+
+    def __init__(self, ctx: Context, layers: Sequence[int], chats: Iterator[Chat], n: int, setting: Setting) -> None:
+        self._ctx, self._layers, self._next, self._setting = ctx, layers, chats, setting
+        self._seqs = np.arange(n, dtype=np.int32)
+        self._pos = np.zeros(n, np.int32)  # next to decode, of each slot
+        self._features = np.zeros((n, setting.recipe.n_ctx, len(layers) * ctx.model.n_embd), np.float16)
+        self._chats = [next(chats) for _ in range(n)]
+        for layer in layers:
+            ctx.want_layer_input(layer, True)
+
+    def step(self) -> list[tuple[Chat, Halves]]:
+        """Decode one token of every chat; returns those that are finished, with their features."""
+        pos = self._pos.tolist()
+        tokens = np.array([chat.tokens[p] for chat, p in zip(self._chats, pos, strict=True)], np.int32)
+        output = np.array(
+            [p == len(chat.tokens) - 1 and not chat.end for chat, p in zip(self._chats, pos, strict=True)], np.int8
+        )
+        self._ctx.decode(tokens, self._pos, seq=self._seqs, output=output)
+        self._keep_features(len(tokens))
+        self._pos += 1
+        if output.any():
+            self._sample([chat for chat, wanted in zip(self._chats, output, strict=True) if wanted])
+        return list(self._replace())
+
+    def _keep_features(self, n: int) -> None:
+        rows = np.concatenate([self._ctx.layer_input(il, n) for il in self._layers], axis=1)
+        np.clip(rows, -HALF_MAX, HALF_MAX, out=rows)
+        self._features[self._seqs, self._pos] = rows
+
+    def _sample(self, chats: Sequence[Chat]) -> None:
+        logits = self._ctx.logits(len(chats))
+        temperatures, rngs = [chat.temperature for chat in chats], [chat.rng for chat in chats]
+        tokens = choose(logits, temperatures, rngs, self._setting.recipe.min_p)
+        for chat, token in zip(chats, tokens.tolist(), strict=True):
+            chat.add(token)
+
+    def _replace(self) -> Iterator[tuple[Chat, Halves]]:
+        for i, chat in enumerate(self._chats):
+            n = len(chat.tokens)
+            if chat.end and self._pos[i] >= n:
+                yield chat, self._features[i, :n].copy()
+                self._chats[i] = next(self._next)
+                self._rewind(i)
+
+    def _rewind(self, i: int) -> None:
+        """Forget a chat up to what all begin with, or all of it where the memory did not keep that.
+
+        The last token of the head is decoded anew: a chat without opener needs its logits.
+        """
+        kept = self._ctx.first_position(seq=i) == 0  # not so in windows and recurrent states
+        n = min(len(self._setting.script.head), int(self._pos[i])) - 1 if kept else 0
+        self._ctx.remove(n, seq=i)
+        self._pos[i] = n
+
+
+def synthesise(
+    target: str | Path,
+    folder: str | Path,
+    *,
+    n_tokens: int,
+    hours: float | None = None,
+    n_slots: int = 64,
+    layers: Sequence[int] | None = None,
+    prompts: Sequence[str] = (),
+    seed: int = 0,
+    n_threads: int | None = None,
+    recipe: Recipe | None = None,
+    log_every_s: float = 30.0,
+) -> Tally:
+    """Fill `folder` with at least `n_tokens` tokens of chats and features, or as many as `hours` allow.
+
+    Goes on where an earlier call, finished or killed, has stopped. `layers` are counted as GGUF counts them; without a
+    GPU each of `n_threads` threads runs its share of the slots. Raises a LocalspecError when the target cannot serve,
+    has no chat template, the folder holds another target's work, or the disk is too small.
+    """
+    path, folder, recipe = Path(target), Path(folder), recipe or Recipe()
+    header = read_header(path)
+    layers = _check(header, layers)
+    n_workers = 1 if gpu_offload() else min(n_threads or default_threads(), n_slots)
+    if n_workers < 1:
+        raise OptionError(f"{n_slots} slots on {n_threads} threads hold no chat; use 1 or more.")
+    with Model(path) as model, ExitStack() as stack:
+        setting = Setting(recipe, Script.of(model.chat_template, model.vocab), model.vocab, prompts, seed)
+        meta = Meta(path.name, _sha256(path), model.n_embd, tuple(layers), model.vocab.n_tokens)
+        store = stack.enter_context(Store(folder, meta))
+        run = _Run(store, n_tokens, hours, log_every_s)
+        if store.n_tokens >= n_tokens:
+            return run.tally
+        _check_disk(store, n_tokens)
+        setting.seen.update(store.questions())
+        chats = Chats(setting, 1 + max((chat.figures["id"] for chat in store.chats), default=-1))
+        crews = []
+        for worker in range(n_workers):
+            n = n_slots // n_workers + (worker < n_slots % n_workers)
+            threads = 1 if n_workers > 1 else n_threads
+            ctx = Context(model, n_ctx=n * recipe.n_ctx, n_batch=n, n_seq=n, unified=False, n_threads=threads)
+            crews.append(Slots(stack.enter_context(ctx), layers, chats, n, setting))
+        return run.fill(crews)
+
+
+def default_layers(n_layer: int, n: int = 4) -> list[int]:
+    """Evenly spread layers whose inputs a drafter reads, as GGUF counts them."""
+    first = min(2, n_layer - 1)
+    last = max(n_layer - 2, first)
+    return sorted(set(np.linspace(first, last, n).round().astype(int).tolist()))
+
+
+def _check(target: Header, layers: Sequence[int] | None) -> list[int]:
+    """The layers to read, now that llama.cpp can be trusted not to abort over them."""
+    check_target(target)
+    if target.arch not in TARGET_ARCHS:
+        raise ModelError(
+            f"llama.cpp does not expose the layer inputs of {target.arch} models, so no drafter can be made for "
+            f"{target.name}; it can for: {', '.join(sorted(TARGET_ARCHS))}."
+        )
+    n_layer = int(target.get("{arch}.block_count"))
+    chosen = list(layers or default_layers(n_layer))
+    if bad := [layer for layer in chosen if not 0 <= layer < n_layer]:
+        raise OptionError(f"{target.name} has layers 0 to {n_layer - 1}, not {bad[0]}; choose others.")
+    return chosen
+
+
+class _Run:
+    """Decoding until there is enough: a thread a crew of slots, one store, one tally.
+
+    A crew computes on one thread of its own. That beats one crew on all threads: nobody waits for
+    anybody, least of all for a thread that some other program has pushed off its core.
+    """
+
+    def __init__(self, store: Store, n_tokens: int, hours: float | None, log_every_s: float) -> None:
+        self._store, self._n_tokens, self._log_every_s = store, n_tokens, log_every_s
+        self.tally = Tally()
+        for chat in store.chats:
+            self.tally.add(chat.n, chat.answers, chat.figures)
+        self._n_begin = self._n_last = self.tally.n_tokens
+        self._begin = self._last = time.monotonic()
+        self._end = self._begin + 3600 * hours if hours is not None else math.inf
+        self._lock = Lock()
+        self._stop = False
+
+    def fill(self, crews: Sequence[Slots]) -> Tally:
+        with ThreadPoolExecutor(len(crews)) as pool:
+            try:
+                for work in [pool.submit(self._work, crew) for crew in crews]:
+                    work.result()
+            finally:
+                self._stop = True
+        self._report(self._n_begin, self._begin)
+        return self.tally
+
+    def _work(self, crew: Slots) -> None:
+        try:
+            while not self._stop:
+                finished = crew.step()
+                with self._lock:
+                    self._take(finished)
+        finally:
+            self._stop = True
+
+    def _take(self, finished: Iterable[tuple[Chat, Halves]]) -> None:
+        for chat, features in finished:
+            if not chat.answers:
+                self.tally.end(chat.end)
+                continue
+            tokens, figures = np.array(chat.tokens, np.int32), chat.figures()
+            self._store.append(tokens, features, chat.questions, chat.answers, **figures)
+            self.tally.add(len(tokens), chat.answers, figures)
+        now = time.monotonic()
+        if now - self._last >= self._log_every_s:
+            self._report(self._n_last, self._last)
+            self._last, self._n_last = now, self.tally.n_tokens
+        self._stop = self._stop or self.tally.n_tokens >= self._n_tokens or now > self._end
+
+    def _report(self, n_since: int, since: float) -> None:
+        """A line of figures into the log and one for the eye; the rate is that since `since`."""
+        tally, now = self.tally, time.monotonic()
+        rate = (tally.n_tokens - n_since) / (now - since)
+        mean = (tally.n_tokens - self._n_begin) / (now - self._begin)
+        left = max(self._n_tokens - tally.n_tokens, 0) / mean / 3600 if mean else None
+        figures = tally.figures() | {"tokens_per_s": round(rate, 1), "hours_left": left}
+        with (self._store.folder / "synthesise.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"time": round(time.time())} | figures) + "\n")
+        print(
+            f"{tally.n_tokens:,} of {self._n_tokens:,} tokens in {tally.n_chats:,} chats, "
+            f"{rate:.0f} tokens/s, {'?' if left is None else f'{left:.2f}'} h left, "
+            f"{figures['repeating']:.1%} of the answers repeat",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _check_disk(store: Store, n_tokens: int) -> None:
+    need = (n_tokens - store.n_tokens) * store.meta.row_bytes
+    free = shutil.disk_usage(store.folder).free
+    if need > free:
+        raise OptionError(
+            f"{n_tokens:,} tokens need {need / 1e9:.1f} GB more in {store.folder}, "
+            f"{free / 1e9:.1f} GB are free; ask for fewer tokens."
+        )
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The field `prompt` of each line of a JSONL file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} is not JSONL with a field prompt ({error}).") from error
+
+
+def main(argv: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m localspec.distill.synthesise")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--hours", type=float)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(None if argv is None else list(argv))
+    try:
+        synthesise(
+            args.target, args.out, n_tokens=args.tokens, hours=args.hours, n_slots=args.slots,
+            n_threads=args.threads, seed=args.seed,
+            prompts=read_prompts(args.prompts) if args.prompts else (),
+        )  # fmt: skip
+    except LocalspecError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

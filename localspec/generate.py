@@ -1,0 +1,136 @@
+"""The round, repeated: draft, select, verify, accept, roll back, inject.
+
+Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither memory; both memories hold exactly the
+positions before it. Plain decoding is the same loop with an empty draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from localspec.accept import sample_and_match
+from localspec.drafter import Drafter
+from localspec.errors import OptionError
+from localspec.lattice import Lattice
+from localspec.sampling import Sampler
+from localspec.stats import Round
+from localspec.target import N_BATCH, Target
+
+Select = Callable[[Lattice], list[int]]
+Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What reading the prompt took: `n_cached` tokens were in memory already, `n` were read in `total_s` seconds."""
+
+    n_cached: int
+    n: int
+    total_s: float
+
+
+class Engine:
+    """Target, drafter and the tokens they have in common: the one place that holds a generation's state."""
+
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+        self.target, self.drafter = target, drafter
+        self.tokens: list[int] = []
+        self._in_step = True  # False while the memories are changing: after an interrupt they are not trusted
+
+    @property
+    def room(self) -> int:
+        """How many tokens a draft may have before the context is full; negative when nothing fits any more."""
+        return self.target.n_ctx - len(self.tokens)
+
+    def start(
+        self, prompt: Sequence[int], *, spec: bool, progress: Callable[[int, int], None] | None = None
+    ) -> Prefill:
+        """Bring both memories to the prompt, re-using what they hold; its last token becomes the anchor.
+
+        `progress(done, all)` is called after each chunk. With `spec` false the drafter stays behind.
+        """
+        began = perf_counter()
+        keep = self._rewind_to_common(prompt, spec)
+        self.tokens = list(prompt)
+        self.target.expose_features(spec)
+        for start in range(keep, len(prompt) - 1, N_BATCH):
+            chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
+            self.target.prefill(chunk)
+            if spec and self.drafter:
+                self.drafter.inject(self.target.features(len(chunk)))
+            if progress:
+                progress(start + len(chunk), len(prompt) - 1)
+        self._in_step = True
+        return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
+
+    def round(self, n_draft: int, select: Select, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
+        """One round; `n_draft` tokens are drafted at most. Returns it and whether the answer ends with it."""
+        self._in_step = False
+        began = perf_counter()
+        anchor, n_slots = self.tokens[-1], min(n_draft, self.room)
+        lattice = self.drafter.draft(anchor, n_slots) if self.drafter and n_slots > 0 else None
+        drafted = perf_counter()
+        draft = select(lattice) if lattice else []
+        selected = perf_counter()
+        rows = self.target.verify([anchor, *draft])
+        verified = perf_counter()
+        recent = self.tokens[-sampler.window :] if sampler.window else []
+        emitted = sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said))
+        n_matched = len(emitted) - 1
+        n_kept, ends = clip(emitted)
+        del emitted[n_kept:]
+        accepted = perf_counter()
+        self.target.rollback(len(self.tokens) - 1 + n_kept)
+        if self.drafter and n_draft > 0:
+            self.drafter.inject(self.target.features(n_kept))
+        self.tokens += emitted
+        ended = perf_counter()
+        self._in_step = True
+        return Round(
+            tokens=emitted,
+            n_drafted=len(draft),
+            n_accepted=min(n_matched, n_kept),
+            draft_s=drafted - began,
+            verify_s=verified - selected,
+            inject_s=ended - accepted,
+            total_s=ended - began,
+        ), ends
+
+    def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
+        if not self._in_step:
+            self.target.forget()
+            if self.drafter:
+                self.drafter.forget()
+        keep = min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
+        if spec and self.drafter:
+            keep = min(keep, self.drafter.n_past)
+        self._in_step = False
+        keep = self.target.rewind(keep)
+        if self.drafter:
+            self.drafter.rewind(min(keep, self.drafter.n_past))
+        return keep
+
+
+def generate(engine: Engine, *, n_draft: int, select: Select, sampler: Sampler, clip: Clip) -> Iterator[Round]:
+    """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
+
+    Raises OptionError when another answer has been started meanwhile: the memories are no longer this one's.
+    """
+    tokens, ends = engine.tokens, False
+    while not ends and engine.room >= 0:
+        if engine.tokens is not tokens:
+            raise OptionError("another answer has begun on this pair; finish or close one before the next.")
+        round, ends = engine.round(n_draft, select, sampler, clip)
+        yield round
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

@@ -1,0 +1,165 @@
+"""A loaded GGUF model and its vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from localspec.errors import BackendError, ModelError
+from localspec.llama.binding import C, Log, ext, gpu_offload
+from localspec.llama.selftest import safe_to_repack
+
+
+class Model:
+    """Weights and vocabulary of one GGUF file; a context manager that frees them.
+
+    `gpu_layers`: layers to put on the GPU, negative for all. `repack`: whether ggml may rearrange weights for its
+    fastest kernels; None lets it unless they crash here (`selftest`). Raises ModelError when llama.cpp refuses the
+    file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = -1, repack: bool | None = None) -> None:
+        self.path = Path(path)
+        self.on_gpu = gpu_layers != 0 and gpu_offload()
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        params.use_extra_bufts = safe_to_repack() if repack is None else repack
+        Log.clear()
+        self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            raise ModelError(f"llama.cpp cannot load {self.path}: {Log.reason()}.")
+        self.vocab = Vocab(self)
+        self.n_embd = int(C.llama_model_n_embd(self._model))
+        self.n_layer = int(C.llama_model_n_layer(self._model))
+        self.n_swa = int(C.llama_model_n_swa(self._model))
+        self.n_ctx_train = int(C.llama_model_n_ctx_train(self._model))
+        self.is_recurrent = bool(C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
+        self.n_pos = 4 if C.llama_model_rope_type(self._model) in _MROPE else 1
+
+    @property
+    def pointer(self) -> Any:
+        if not self._model:
+            raise BackendError(f"{self.path.name} is closed; load it again.")
+        return self._model
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the chat template in the file, if there is one."""
+        text = C.llama_model_chat_template(self.pointer, None)
+        return text.decode() if text else None
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all tensors, bytes."""
+        return int(C.llama_model_size(self.pointer))
+
+    def target_layers(self) -> list[int]:
+        """A drafter's `dflash.target_layers`: the target layers whose inputs it reads."""
+        n = ext.model_target_layer_ids_n(self.pointer)
+        if n == 0:
+            return []
+        address = ext.model_target_layer_ids(self.pointer)
+        return list((ctypes.c_int32 * n).from_address(address))
+
+    def selector_top_k(self) -> int:
+        """Candidates a slot in a DFlash 2 drafter's lattice; 0 for DFlash 1."""
+        return int(ext.model_dflash_selector_top_k(self.pointer))
+
+    def close(self) -> None:
+        if self._model:
+            C.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_MROPE = (C.LLAMA_ROPE_TYPE_MROPE, C.LLAMA_ROPE_TYPE_IMROPE)
+
+
+class Vocab:
+    """Tokens of a model: text to ids and ids to bytes."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.n_tokens = int(C.llama_vocab_n_tokens(self._vocab))
+        self.bos = int(C.llama_vocab_bos(self._vocab))
+        self.eos = int(C.llama_vocab_eos(self._vocab))
+        self.mask = int(C.llama_vocab_mask(self._vocab))
+        self.add_bos = bool(C.llama_vocab_get_add_bos(self._vocab))
+        self._pieces: dict[int, bytes] = {}
+        self._buffer = ctypes.create_string_buffer(256)
+
+    @property
+    def _vocab(self) -> Any:
+        return C.llama_model_get_vocab(self._model.pointer)
+
+    def tokenize(self, text: str, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
+        """Token ids of `text`. Only with `parse_special` do texts like `<|im_end|>` become special tokens."""
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 16
+        while True:
+            out = (C.llama_token * capacity)()
+            n = C.llama_tokenize(self._vocab, data, len(data), out, capacity, add_special, parse_special)
+            if n >= 0:
+                return list(out[:n])
+            capacity = -n
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+        if token not in self._pieces:
+            n = C.llama_token_to_piece(self._vocab, token, self._buffer, 256, 0, False)
+            if n < 0:
+                self._buffer = ctypes.create_string_buffer(-n)
+                n = C.llama_token_to_piece(self._vocab, token, self._buffer, -n, 0, False)
+            self._pieces[token] = self._buffer.raw[:n]
+        return self._pieces[token]
+
+    def text(self, token: int) -> str:
+        """A token's name in the vocabulary, special tokens included."""
+        raw = C.llama_vocab_get_text(self._vocab, token)
+        return raw.decode("utf-8", "replace") if raw else ""
+
+    def is_eog(self, token: int) -> bool:
+        """True if the token ends a generation (end of text, end of turn)."""
+        return bool(C.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        """True for tokens that carry structure, not text."""
+        return bool(C.llama_vocab_is_control(self._vocab, token))
+
+    def special_texts(self) -> list[str]:
+        """Texts that become control tokens with `parse_special` only (user-defined tokens are parsed in any text)."""
+        special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        attributes = (C.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_tokens))
+        return [self.text(token) for token, attribute in enumerate(attributes) if attribute & special]
+
+
+_FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
+
+
+def quantize(source: str | os.PathLike[str], destination: str | os.PathLike[str], encoding: str) -> None:
+    """Re-encode a GGUF file with llama.cpp's quantiser (`encoding`: f16, bf16, q8_0, q4_0 or q4_1).
+
+    Raises ModelError when llama.cpp refuses, OSError never: the caller checks disk space.
+    """
+    if encoding not in _FILE_TYPES:
+        raise ModelError(f"cannot encode as {encoding!r}; choose one of {', '.join(_FILE_TYPES)}.")
+    params = C.llama_model_quantize_default_params()
+    params.ftype = _FILE_TYPES[encoding]
+    params.allow_requantize = True
+    Log.clear()
+    status = C.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params))
+    if status != 0:
+        raise ModelError(f"cannot re-encode {source} as {encoding}: {Log.reason()}.")

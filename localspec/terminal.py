@@ -1,0 +1,239 @@
+"""What people see: streaming answers, the chat loop, progress and tables. stdout carries answers, stderr the rest."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from localspec.errors import LocalspecError
+from localspec.stats import Stats, total
+
+if TYPE_CHECKING:
+    from localspec.chat import Chat
+    from localspec.check import Report
+    from localspec.models import PairEntry
+    from localspec.pair import Pair, Result, Stream
+
+HELP = """\
+/help           this list
+/clear          begin a new conversation
+/retry          answer the last question again
+/undo           take the last turn back
+/stats          figures of this conversation
+/spec on|off    use the drafter, or decode plainly
+/exit           leave (also Ctrl-D)
+Ctrl-C stops an answer and keeps what was said."""
+
+
+def out() -> Console:
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def status(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """A spinner on stderr while something loads; nothing when stderr is no terminal."""
+    console = err()
+    if quiet or not console.is_terminal:
+        yield
+    else:
+        with console.status(text):
+            yield
+
+
+@contextmanager
+def progress(text: str, count: int) -> Iterator[Callable[[], None]]:
+    """A bar of `count` steps on stderr; yields the function that makes a step."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = err()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=count)
+        yield lambda: bar.advance(task)
+
+
+def prefill_progress() -> Callable[[int, int], None] | None:
+    """Says on a terminal's stderr how much of a long prompt has been read."""
+    if not sys.stderr.isatty():
+        return None
+
+    def report(done: int, count: int) -> None:
+        text = f"reading the prompt: {done:,} of {count:,} tokens" if done < count else ""
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
+
+    return report
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """While inside, the first Ctrl-C only sets what the yielded function returns; the second one interrupts."""
+    pressed = False
+
+    def press(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show(stream: Stream, *, quiet: bool = False) -> Result:
+    """Write an answer to stdout as it comes; Ctrl-C ends it between two rounds. Returns what was said."""
+    with interruptible() as interrupted:
+        for chunk in stream:
+            if not quiet:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+            if interrupted():
+                stream.close()
+                break
+    return stream.result
+
+
+def figures(stats: Stats) -> str:
+    """The line under an answer."""
+    parts = [f"{stats.predicted_n} tokens", f"{stats.predicted_per_second:.1f} tokens/s"]
+    if stats.draft_n:
+        parts += [
+            f"{stats.acceptance_length:.2f} a round",
+            f"{stats.accepted_share:.0%} of {stats.draft_n} drafted tokens accepted",
+        ]
+    if stats.cached_n:
+        parts.append(f"{stats.cached_n:,} re-used from memory")
+    return " · ".join(parts)
+
+
+class _Conversation:
+    """The chat loop's state: the conversation, its options, and the figures of its answers."""
+
+    def __init__(self, chat: Chat, settings: dict[str, Any]) -> None:
+        self.chat, self.settings = chat, dict(settings)
+        self.answers: list[Stats] = []
+        self.console = err()
+
+    def answer(self, text: str) -> None:
+        stream = self.chat.stream(text, progress=prefill_progress(), **self.settings)
+        result = show(stream)
+        sys.stdout.write("" if result.text.endswith("\n") else "\n")
+        sys.stdout.flush()
+        self.answers.append(result.stats)
+        note = {"cancelled": " · stopped", "context": " · the context is full: /clear begins a new one"}
+        self.say(figures(result.stats) + note.get(result.finish_reason, ""))
+
+    def command(self, line: str) -> bool:
+        """Obey a line that begins with `/`; False when it asks to leave."""
+        name, _, argument = line[1:].partition(" ")
+        match name, argument.strip():
+            case (("exit" | "quit"), _):
+                return False
+            case "help", _:
+                self.say(HELP)
+            case "clear", _:
+                self.chat.clear()
+                self.say("a new conversation")
+            case "retry", _:
+                self.answer(self.chat.undo())
+            case "undo", _:
+                self.say(f"taken back: {self.chat.undo()}")
+            case "stats", _:
+                self.say(figures(total(self.answers)))
+            case "spec", ("on" | "off") as value:
+                self.settings["spec"] = value == "on"
+                self.say(f"drafter {value}")
+            case _:
+                self.say(f"unknown command {line!r}; /help lists them")
+        return True
+
+    def say(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False)
+
+    def turn(self, line: str) -> bool:
+        """Answer a line or obey it; errors are said and the conversation goes on. False when it asks to leave."""
+        try:
+            if line.startswith("/"):
+                return self.command(line)
+            self.answer(line)
+        except LocalspecError as error:
+            self.console.print(f"Error: {error}", style="red", markup=False)
+        return True
+
+
+def converse(pair: Pair, settings: dict[str, Any], *, system: str | None) -> None:
+    """Chat on a terminal, or answer the lines of a piped stdin one after the other."""
+    talk = _Conversation(pair.chat(system=system), settings)
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            if line.strip() and not talk.turn(line.strip()):
+                return
+        return
+    from prompt_toolkit import PromptSession
+
+    drafter = pair.drafter_path.name if pair.drafter_path else "none"
+    talk.say(f"{pair.target_path.name} · drafter {drafter} · {pair.n_ctx:,} tokens of context · /help")
+    session: PromptSession[str] = PromptSession()
+    while True:
+        try:
+            line = session.prompt("> ").strip()
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+        if line and not talk.turn(line):
+            return
+
+
+def show_check(report: Report) -> None:
+    """The outcome of `localspec check`, differences first."""
+    console = out()
+    for d in report.details:
+        kind = "near-tie" if d.near_tie else "DIFFERENT"
+        console.print(
+            f"prompt {d.prompt}, token {d.position}: plain {d.plain_token}, spec {d.spec_token}; best logits "
+            f"{d.logits[0]:.5f} ({d.best[0]}) and {d.logits[1]:.5f} ({d.best[1]}): {kind}",
+            markup=False,
+        )
+    console.print(
+        f"{report.prompts} prompts: {report.identical} identical, {report.near_ties} near-ties, "
+        f"{report.different} different"
+    )
+
+
+def show_bench(figures: dict[str, Any]) -> None:
+    """The outcome of `localspec bench`."""
+    plain, spec = figures["plain"], figures["spec"]
+    table = Table("", "tokens/s", "lowest", "highest", box=None, padding=(0, 2))
+    for name, side in (("plain", plain), ("with drafter", spec)):
+        speeds = (side["predicted_per_second" + end] for end in ("", "_min", "_max"))
+        table.add_row(name, *(f"{speed:.1f}" for speed in speeds))
+    console = out()
+    console.print(table)
+    slots = " ".join(f"{share:.0%}" for share in spec["accepted_per_slot"])
+    console.print(f"speed-up {figures['ratio']:.2f} (median of {figures['repeats']})")
+    console.print(
+        f"acceptance length {spec['acceptance_length']:.2f}, {spec['accepted_share']:.0%} of {spec['draft_n']} drafted"
+    )
+    console.print(f"accepted per slot {slots}")
+
+
+def show_models(entries: list[PairEntry]) -> None:
+    """The table of `localspec models`."""
+    table = Table("name", "target", "drafter", "state", box=None, padding=(0, 2))
+    for entry in entries:
+        state = "here" if entry.is_here() else f"run: localspec pull {entry.name}"
+        table.add_row(entry.name, entry.target_path().name, entry.drafter_path().name, state)
+    out().print(table)

@@ -1,0 +1,169 @@
+"""What an install puts where, and what `make` does before anything is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is committed, so that no build leaves anything in the working tree."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for path in (ROOT / name for name in SOURCES):
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.exists():
+            shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> Path:
+    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
+    (checkout / "dist").mkdir()
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
+    return next((checkout / "dist").glob("*.whl"))
+
+
+def python(code: str, folder: Path) -> str:
+    """Run `code` in a Python that finds localspec in `folder` only, not where this environment has it."""
+    alone = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if '__editable__' not in repr(f)]\n"
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", alone + code]
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_every_package_is_listed() -> None:
+    inside = {path.parent.relative_to(ROOT) for path in (ROOT / "localspec").rglob("*.py")}
+    folders = {".".join(path.parts) for path in inside} | {"localspec.data"}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"localspec.models", "localspec.convert"}
+
+
+def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        commands = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"localspec"}
+    assert commands.split("\n")[:2] == ["[console_scripts]", "localspec = localspec.app:main"]
+    data = [path for path in (ROOT / "localspec" / "data").glob("*") if path.is_file()]
+    assert {f"localspec/data/{path.name}" for path in data} <= names
+    described = [path for path in (ROOT / "models").rglob("*") if path.suffix in {".toml", ".gguf", ".md"}]
+    assert {f"localspec/models/{path.relative_to(ROOT / 'models').as_posix()}" for path in described} <= names
+
+
+def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "import localspec.models as m, localspec.convert as c; print(m.names(), m.__file__, c.__file__)"
+    printed = python(code, tmp_path)
+    assert "smollm2-135m" in printed
+    assert printed.count(str(tmp_path)) == 2
+
+
+def test_a_checkout_needs_no_install(checkout: Path) -> None:
+    code = "import cli, localspec.convert, localspec.models; print(localspec.models.names())"
+    assert "smollm2-135m" in python(code, checkout)
+
+
+def test_this_environment_finds_the_siblings() -> None:
+    from localspec import convert, models
+
+    assert Path(convert.__file__).name == Path(models.__file__).name == "__init__.py"
+
+
+# ---- make
+
+
+def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", *arguments], cwd=cwd, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+class TestMake:
+    def test_chat_does_all_of_it(self, checkout: Path) -> None:
+        plan = make("-n", "chat", cwd=checkout).stdout
+        steps = ["-m venv .venv", "build_llama.py", "--editable .", "localspec pull", "localspec chat"]
+        places = [plan.index(step) for step in steps]
+        assert places == sorted(places)
+        assert "--cuda" not in plan
+
+    def test_cuda_is_another_build(self, checkout: Path) -> None:
+        assert "build_llama.py --cuda" in make("-n", "chat", "CUDA=1", cwd=checkout).stdout
+        assert "--cuda" not in make("-n", "chat", "CUDA=0", cwd=checkout).stdout
+
+    def test_too_old_a_python_is_named(self, checkout: Path) -> None:
+        done = make("setup", "PYTHON=", cwd=checkout)
+        assert done.returncode
+        assert "needs Python 3.11 or newer" in done.stderr
+
+
+# ---- the build of llama-cpp-python
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """tools/build_llama.py with pip and the four minutes taken out."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    module = importlib.import_module("build_llama")
+    monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["build_llama.py"])
+    monkeypatch.setattr(module, "built", [], raising=False)
+
+    def pip(command: str, *options: str, environment: dict[str, str] | None = None) -> None:
+        if command == "wheel" and environment:
+            module.built.append(environment)
+            folder = next(option for option in options if option.startswith("--wheel-dir=")).partition("=")[2]
+            Path(folder).mkdir()
+
+    monkeypatch.setattr(module, "pip", pip)
+    return module
+
+
+needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+
+
+@needs_compiler
+def test_one_build_for_one_set_of_flags(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool.main()
+    tool.main()
+    assert len(tool.built) == 1
+    monkeypatch.setenv("CXXFLAGS", "-O2")
+    tool.main()
+    assert len(tool.built) == 2
+    assert tool.built[1]["CXXFLAGS"].startswith("-O2")
+    assert "-DLLAVA_BUILD=OFF" in tool.built[1]["CMAKE_ARGS"]
+
+
+@needs_compiler
+def test_flags_are_passed_where_the_compiler_knows_them(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "compiles", lambda compiler, *flags: True)
+    assert tool.build_settings("c++")["CFLAGS"].endswith("-fno-tree-dse -fno-dse")
+    monkeypatch.setattr(tool, "compiles", lambda compiler, *flags: False)
+    assert "dse" not in tool.build_settings("c++")["CXXFLAGS"]
+
+
+@needs_compiler
+def test_compiler_is_asked(tool: ModuleType) -> None:
+    assert tool.compiles("c++")
+    assert not tool.compiles("c++", "-fno-such-flag-anywhere")
+
+
+def test_without_a_compiler_it_says_so(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(SystemExit, match=r"no C\+\+ compiler here \(tried c\+\+, g\+\+"):
+        tool.main()
