@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Unpack
 
@@ -58,10 +59,15 @@ class Chat:
         finally:
             result = stream.result
             self.messages = [*turn, {"role": "assistant", "content": result.text}]
-            said = result.tokens
-            if said and self._pair.vocab.is_eog(said[-1]):
-                said = said[:-1]
-            self._said.append((rendered + result.text, ids + said))
+            self._said.append((rendered + result.text, ids + self._words(result)))
+
+    def _words(self, result: Result) -> list[int]:
+        """The answer as it was said, or made from its text where that was cut short (at a stop string)."""
+        vocab = self._pair.vocab
+        said = [token for token in result.tokens if not vocab.is_eog(token)]
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # as the stream: half a character is dropped
+        spoken = decode(b"".join(map(vocab.piece, said)))
+        return said if spoken == result.text else vocab.tokenize(result.text)
 
     def _tokens(self, rendered: str) -> list[int]:
         """Tokens of the conversation: as they were said up to the last answer, then the text that is new."""

@@ -32,7 +32,7 @@ class Drafter:
             other=target.context,
             embd_width=len(target.layers) * target.model.n_embd,
             causal=causal,
-            swa_full=True,  # a block is erased after each draft; a window must not have dropped cells for it
+            swa_full=True,  # a window that drops old cells could not go back
         )
         if self.top_k:
             self.context.want_lattice()

@@ -21,6 +21,8 @@ from localspec.target import Target
 from localspec.text import ChatTemplate, Limits, Message, TextStream, encode_plain
 
 DEFAULT_N_CTX = 8192
+MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
+MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 Prompt = str | Sequence[Message] | Sequence[int]
 Progress = Callable[[int, int], None]
 
@@ -112,9 +114,9 @@ class Pair:
         n_threads: int | None = None,
         draft_max: int | None = None,
     ) -> None:
-        for name, value in (("n_ctx", n_ctx), ("n_threads", n_threads)):
-            if value is not None and value < 1:
-                raise OptionError(f"{name} must be at least 1, not {value}.")
+        for name, value, most in (("n_ctx (-c)", n_ctx, MAX_N_CTX), ("n_threads (-t)", n_threads, MAX_N_THREADS)):
+            if value is not None and not 1 <= value <= most:
+                raise OptionError(f"{name} must be at least 1 and at most {most:,}, not {value:,}.")
         if draft_max is not None and draft_max < 0:
             raise OptionError(f"draft_max must be at least 0, not {draft_max}.")
         head, draft_head = _check_files(target, drafter)

@@ -48,17 +48,14 @@ class ChatTemplate:
         With `generate` it ends where the assistant's answer begins. Raises TemplateError when the template refuses
         the messages (unknown role, two user turns in a row, …).
         """
-        guarded = [self._guarded(message) for message in messages]
+        variables["messages"] = [self._guarded(message) for message in messages]
+        for name, token in (("bos_token", self.vocab.bos), ("eos_token", self.vocab.eos)):
+            variables[name] = self.vocab.text(token) if token >= 0 else ""
         try:
-            return self._template.render(
-                messages=guarded,
-                add_generation_prompt=generate,
-                bos_token=self.vocab.text(self.vocab.bos) if self.vocab.bos >= 0 else "",
-                eos_token=self.vocab.text(self.vocab.eos) if self.vocab.eos >= 0 else "",
-                **variables,
-            )
+            return self._template.render(**variables, add_generation_prompt=generate)
         except Exception as error:  # a template is a program: it can fail in any way
-            raise TemplateError(f"the model's chat template refuses these messages: {error}.") from error
+            reason = str(error).rstrip(".")
+            raise TemplateError(f"the model's chat template refuses these messages: {reason}.") from error
 
     def tokenize(self, rendered: str) -> list[int]:
         """Token ids of a rendered conversation or of a piece of one."""

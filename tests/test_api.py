@@ -92,8 +92,9 @@ def test_loading_llama_cpp_is_silent_too() -> None:
 PURE = {"lattice": set(), "paths": {"lattice"}, "sampling": set(), "accept": {"sampling"}, "stats": set()}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "cache": set(),
     **PURE,
-    "llama": set(),
+    "llama": {"cache"},
     "compat": {"llama"},
     "target": {"llama", "lattice"},
     "drafter": {"llama", "lattice", "target"},

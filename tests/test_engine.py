@@ -72,6 +72,13 @@ def chatty(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield loaded
 
 
+@pytest.fixture(scope="module", params=["llama", "qwen35"])
+def steady(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """An attention and a hybrid pair whose answers never end by themselves."""
+    with opened(tmp_path_factory.mktemp("pair"), request.param, {}) as loaded:
+        yield loaded
+
+
 # --- the same words
 
 
@@ -250,11 +257,56 @@ def test_the_pool_depends_on_what_was_injected(random_pair: Pair) -> None:
     assert distance(first, second) > 0.3
 
 
+def test_a_sliding_window_forgets_nothing_that_a_draft_still_needs(tmp_path: Path) -> None:
+    """More tokens than llama.cpp's window cache has cells, so that it would write over the oldest."""
+    with opened(tmp_path, "llama", {"good": False, "sliding_window": 16}) as pair:
+        prompt = pair.encode(PROMPT)
+        plain = pair.generate(prompt, max_tokens=430, spec=False).tokens
+        for n in range(395, 425, 6):
+            list(rounds_of(pair, prompt, Oracle(pair, prompt, plain, error=0.15), n))
+            tokens = list(pair.engine.tokens)
+            assert_same_state(pair)
+            pair.engine.start(tokens, spec=True)
+            assert pair.engine.start(tokens[: n // 2], spec=True).n_cached == n // 2 - 1
+            assert_same_state(pair)
+
+
+def pool_after(pair: Pair, n_slots: int) -> Lattice:
+    pair.engine.start(pair.encode(PROMPT), spec=True)
+    assert pair.engine.drafter is not None
+    return pair.engine.drafter.draft(pair.engine.tokens[-1], n_slots)
+
+
+@pytest.mark.parametrize("causal", [None, False, True])
+def test_a_block_looks_ahead_unless_its_file_says_causal(tmp_path: Path, causal: bool | None) -> None:
+    with opened(tmp_path, "llama", {"good": False, "causal": causal}) as pair:
+        short, whole = pool_after(pair, 1), pool_after(pair, 7)
+        first = Lattice(whole.ids[:1], whole.scores[:1])
+        assert (distance(short, first) < 0.01) == bool(causal)
+
+
+def test_m_rope_at_equal_positions_is_plain_rope(tmp_path: Path) -> None:
+    """All sections in use, which published drafters do not have, show that every row of positions is right."""
+    sections = {"dflash.rope.dimension_sections": [6, 5, 5, 0]}
+    options: list[dict[str, Any]] = [{}, {"mrope": True}, {"mrope": True, "overrides": sections}]
+    pools = []
+    for i, option in enumerate(options):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        with opened(folder, "llama", {"good": False} | option) as pair:
+            assert pair.engine.drafter is not None
+            assert pair.engine.drafter.model.n_pos == (4 if option else 1)
+            pools.append(pool_after(pair, 7))
+    assert distance(pools[0], pools[1]) < 0.01
+    assert distance(pools[0], pools[2]) < 0.01
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_a_prompt_of_many_chunks(tmp_path: Path, arch: str) -> None:
     """1,300 tokens: three target batches, eleven injections; read in two pieces they give the same memories."""
     with opened(tmp_path, arch, {"good": False}, n_ctx=1500) as pair:
-        ids = [tiny.letter_ids()[i * i % 13] for i in range(1300)]
+        letters = tiny.letter_ids()
+        ids = [letters[i * i % 13] for i in range(1300)]
         pair.engine.start(ids[:337], spec=True)
         assert pair.engine.start(ids, spec=True).n_cached == 336
         assert_same_state(pair)
@@ -338,17 +390,21 @@ def test_undo_without_a_turn_is_refused(chatty: Pair) -> None:
         chatty.chat().undo()
 
 
-def test_stop_strings_end_chat_turns_and_the_next_turn_goes_on(chatty: Pair) -> None:
-    whole = chatty.chat().send("the sea", max_tokens=30).text
-    stop = whole[7:10]
-    chat = chatty.chat()
+def test_a_stop_string_leaves_the_conversation_without_it(steady: Pair) -> None:
+    """What the user does not see, the model does not read in the next turn."""
+    whole = steady.chat().send("the sea", max_tokens=30).text
+    stop = whole[7:11]
+    chat = steady.chat()
     cut = chat.send("the sea", max_tokens=30, stop=stop)
     assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
-    assert chat.messages[-1]["content"] == cut.text
     after = chat.send("and", max_tokens=10)
-    history = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": cut.text}]
-    asked = chatty.generate([*history, {"role": "user", "content": "and"}], max_tokens=10)
-    assert after.tokens == asked.tokens
+    assert chat.messages[1]["content"] == cut.text
+    read = steady.engine.tokens[: -len(after.tokens)]
+    assert (
+        b"".join(map(steady.vocab.piece, read)).decode()
+        == f"user\nthe sea\nassistant\n{cut.text}\nuser\nand\nassistant\n"
+    )
+    assert after.stats.cached_n > 0 or steady.engine.target.model.is_recurrent
 
 
 # --- streams and interrupts
@@ -379,11 +435,11 @@ def test_a_stream_closed_early_keeps_what_was_said(pair: Pair) -> None:
 @pytest.mark.parametrize("where", ["verify", "rollback", "features", "draft", "inject", "prefill"])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_in_the_middle_of_a_step(
-    chatty: Pair, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
+    steady: Pair, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = chatty.encode(PROMPT)
-    plain = chatty.generate(ids, max_tokens=20, spec=False).tokens
-    owner = chatty.engine.drafter if where in ("draft", "inject") else chatty.engine.target
+    ids = steady.encode(PROMPT)
+    plain = steady.generate(ids, max_tokens=20, spec=False).tokens
+    owner = steady.engine.drafter if where in ("draft", "inject") else steady.engine.target
     real, calls = getattr(owner, where), itertools.count(1)
 
     def interrupted(*args: Any) -> Any:
@@ -398,10 +454,31 @@ def test_an_interrupt_in_the_middle_of_a_step(
     monkeypatch.setattr(owner, where, interrupted)
     longer = [*ids, *plain[:3], 65, 66]
     with pytest.raises(KeyboardInterrupt):
-        chatty.generate(longer, max_tokens=20)
+        steady.generate(longer, max_tokens=20)
     monkeypatch.undo()
-    assert chatty.generate(ids, max_tokens=20).tokens == plain
-    assert_same_state_of(chatty, ids, plain)
+    assert steady.generate(ids, max_tokens=20).tokens == plain
+    assert_same_state_of(steady, ids, plain)
+
+
+def test_an_interrupt_inside_the_first_injection(steady: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp has read the rows, the drafter does not know yet: only forgetting all is safe."""
+    engine = steady.engine
+    assert engine.drafter is not None
+    ids = steady.encode(PROMPT)
+    plain = steady.generate(ids, max_tokens=20, spec=False).tokens
+    engine.start([1], spec=True)
+    context, real = engine.drafter.context, engine.drafter.context.decode_rows
+
+    def interrupted(rows: np.ndarray, pos: int) -> None:
+        real(rows, pos)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(context, "decode_rows", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        steady.generate(ids)
+    monkeypatch.undo()
+    assert steady.generate(ids, max_tokens=20).tokens == plain
+    assert_same_state_of(steady, ids, plain)
 
 
 def assert_same_state_of(pair: Pair, ids: list[int], plain: list[int]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-from torch import Tensor
+from torch import Tensor, nn
 
 from localspec.distill.model import BlockConv, Drafter, DrafterConfig
 from localspec.errors import OptionError
@@ -86,7 +87,7 @@ def tensors(drafter: Drafter) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
                 yield f"blk.{i}.{short}.weight", _numpy(module.weight)
 
 
-def _layer_modules(layer: object) -> Iterator[tuple[str, object]]:
+def _layer_modules(layer: nn.Module) -> Iterator[tuple[str, Any]]:
     names = {
         "attn_norm": "attn_norm",
         "attn_conv": "attn_conv",

@@ -32,7 +32,7 @@ class Picks:
 
 @dataclass
 class Figures:
-    """Means over blocks with at least one valid slot; lists have an entry per slot 1 .. B-1."""
+    """Means over blocks with at least one valid slot (0 if there are none); lists have an entry per slot 1 .. B-1."""
 
     n_blocks: int
     acceptance_length: float
@@ -98,7 +98,7 @@ def _prefix(right: Tensor, valid: Tensor) -> Tensor:
 
 
 def _length(accepted: Tensor) -> float:
-    return 1.0 + accepted.sum(-1).float().mean().item() if len(accepted) else float("nan")
+    return 1.0 + accepted.sum(-1).float().mean().item() if len(accepted) else 0.0
 
 
 def _columns(picks: Picks) -> tuple[Tensor, ...]:

@@ -115,7 +115,8 @@ class BlockConv(nn.Module):
 
     def coefficients(self, u: Tensor) -> Tensor:
         """[..., B, H] -> [..., B, 2, T, G]: both sides' coefficients, from the normed input."""
-        return self.proj(u).unflatten(-1, (2, self.taps, self.groups))
+        planes: Tensor = self.proj(u).unflatten(-1, (2, self.taps, self.groups))
+        return planes
 
     def forward(self, x: Tensor, coefficients: Tensor, side: int) -> Tensor:
         grouped = x.unflatten(-1, (self.groups, -1))
@@ -157,31 +158,37 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Tensor, geometry: Geometry) -> Tensor:
         """[W, A, B, H] block tokens and [W, S, H] encoded context -> [W, A, B, H]."""
-        w, a, b, _ = x.shape
+        a, b = x.shape[1:3]
         heads = (self.n_kv_heads, self.n_heads // self.n_kv_heads)
         q = geometry.block_rotary(self.q_norm(self.q(x).unflatten(-1, (self.n_heads, -1))))
         q = q.unflatten(-2, heads) * self.head_dim**-0.5  # [W, A, B, n_kv, group, D]
         block_k, block_v = self.keys_values(x, geometry.block_rotary)
         context_k, context_v = self.keys_values(context, geometry.context_rotary)
 
-        # Two products, one softmax: all anchors share the context, each has a block of its own.
+        # Two products under one softmax: all anchors share the context, each has its own block.
+        # Queries and keys are normed, so no maximum is needed to keep exp() in range.
         far_q = q.permute(0, 3, 4, 1, 2, 5).flatten(2, 4)  # [W, n_kv, group * A * B, D]
+        far = _exp(far_q @ context_k.permute(0, 2, 3, 1)).unflatten(2, (heads[1], a, b))
+        far = far * geometry.visible  # [W, n_kv, group, A, B, S]
         near_q = q.permute(0, 1, 3, 4, 2, 5).flatten(3, 4)  # [W, A, n_kv, group * B, D]
-        far = (far_q @ context_k.permute(0, 2, 3, 1)).unflatten(2, (heads[1], a, b))
-        near = (near_q @ block_k.permute(0, 1, 3, 4, 2)).unflatten(3, (heads[1], b))
-        near = near.permute(0, 2, 3, 1, 4, 5)  # both are [W, n_kv, group, A, B, keys] now
-        far = far.float().masked_fill(geometry.hidden, float("-inf"))
-        peak = torch.maximum(far.amax(-1, True), near.float().amax(-1, True)).detach()
-        far, near = (far - peak).exp(), (near.float() - peak).exp()
-        total = far.sum(-1) + near.sum(-1)
+        near = _exp(near_q @ block_k.permute(0, 1, 3, 4, 2))  # [W, A, n_kv, group * B, B]
 
         far_out = far.to(x.dtype).flatten(2, 4) @ context_v.transpose(1, 2)
-        near_p = near.permute(0, 3, 1, 2, 4, 5).flatten(3, 4).to(x.dtype)
-        near_out = (near_p @ block_v.transpose(2, 3)).unflatten(3, (heads[1], b))
-        out = far_out.unflatten(2, (heads[1], a, b)).permute(0, 3, 4, 1, 2, 5).float()
-        out = out + near_out.permute(0, 1, 4, 2, 3, 5)  # [W, A, B, n_kv, group, D]
-        out = out / total.permute(0, 3, 4, 1, 2)[..., None]
-        return self.o(out.to(x.dtype).flatten(3))
+        near_out = near.to(x.dtype) @ block_v.transpose(2, 3)
+        far_out, far_sum = (
+            t.unflatten(2, (heads[1], a, b)).permute(0, 3, 4, 1, 2, 5)  # [W, A, B, n_kv, group, D or 1]
+            for t in (far_out, far.flatten(2, 4).sum(-1, keepdim=True))
+        )
+        near_out, near_sum = (
+            t.unflatten(3, (heads[1], b)).permute(0, 1, 4, 2, 3, 5) for t in (near_out, near.sum(-1, keepdim=True))
+        )
+        out = (far_out.float() + near_out) / (far_sum + near_sum)
+        projected: Tensor = self.o(out.to(x.dtype).flatten(3))
+        return projected
+
+
+def _exp(scores: Tensor) -> Tensor:
+    return scores.float().clamp(-60.0, 60.0).exp()
 
 
 class Layer(nn.Module):
@@ -206,7 +213,8 @@ class Layer(nn.Module):
         coefficients = self.ffn_conv.coefficients(u)
         u = self.ffn_conv(u, coefficients, 0)
         out = self.down(F.silu(self.gate(u)) * self.up(u))
-        return h + self.ffn_conv(out, coefficients, 1)
+        mixed: Tensor = self.ffn_conv(out, coefficients, 1)
+        return h + mixed
 
 
 class Geometry:
@@ -220,10 +228,10 @@ class Geometry:
         slots = anchors[..., None] + torch.arange(config.block_size)  # [W, A, B]
         self.context_rotary = Rotary(context, config.head_dim, config.rope_theta)
         self.block_rotary = Rotary(slots, config.head_dim, config.rope_theta)
-        hidden = context >= anchors[..., None, None]  # [W, A, 1, S]: at or after the anchor
+        visible = context < anchors[..., None, None]  # [W, A, 1, S]: before the anchor
         if config.sliding_window is not None:
-            hidden = hidden | (slots[..., None] - context >= config.sliding_window)
-        self.hidden = hidden[:, None, None]  # broadcast over the heads
+            visible = visible & (slots[..., None] - context < config.sliding_window)
+        self.visible = visible[:, None, None]  # broadcast over the heads
 
 
 class Selector(nn.Module):
@@ -241,7 +249,7 @@ class Selector(nn.Module):
 
     def forward(self, f: Tensor, predecessors: Tensor, candidates: Tensor) -> Tensor:
         """f [..., H], rows [..., P] and [..., K] -> float32 pair terms [..., P, K]."""
-        gate = self.hidden(f).float()[..., None, :]
+        gate: Tensor = self.hidden(f).float()[..., None, :]
         left = F.embedding(predecessors, self.predecessor) * gate
         return left @ F.embedding(candidates, self.successor).transpose(-1, -2)
 
@@ -298,7 +306,8 @@ class Drafter(nn.Module):
         h = block.to(features.dtype)
         for layer in self.layers:
             h = layer(h, context, geometry)
-        return self.output_norm(h[:, :, 1:].contiguous())
+        final: Tensor = self.output_norm(h[:, :, 1:].contiguous())
+        return final
 
     def lattice(self, hidden: Tensor, anchor_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The pool as llama.cpp hands it out.

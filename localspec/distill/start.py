@@ -18,8 +18,8 @@ from localspec.errors import ModelError, OptionError
 # Weights of these store the query and key rows of a head for interleaved RoPE.
 INTERLEAVED_ROPE = frozenset({"llama"})
 END_OF_GENERATION = frozenset(
-    ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
-    + ("<|end|>", "<|return|>", "<|call|>", "</s>", "<EOT>", "<|endofturn|>")
+    """<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn> <|end|>
+    <|return|> <|call|> </s> <EOT> <|endofturn|>""".split()  # noqa: SIM905
 )
 
 
@@ -181,7 +181,7 @@ def _copy_layer(layer: Layer, target: TargetFile, index: int) -> None:
 
 def unpermute(weight: Tensor, head_dim: int) -> Tensor:
     """Rows of each head from interleaved to half-split RoPE order, [n_heads * D, H]."""
-    pairs = weight.unflatten(0, (-1, head_dim // 2, 2))
+    pairs: Tensor = weight.unflatten(0, (-1, head_dim // 2, 2))
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 

@@ -9,12 +9,14 @@ object per report) and `drafter.gguf`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
+import os
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,6 @@ from localspec.distill.start import TargetFile, fresh_drafter
 from localspec.distill.store import ChatRecord, Data, read
 from localspec.distill.windows import NO_LABEL, Batch, Sampler, split
 from localspec.errors import OptionError
-
-import os
-
-DYN = {"0": False, "1": True, "n": None}[os.environ.get("DYN", "0")]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Options:
 
 
 class Head(torch.autograd.Function):
-    """Cross-entropy and the K best of each row of logits, without a float32 copy of them all."""
+    """Cross-entropy and the K best of each row of logits, holding no more than one copy of them."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,23 +72,27 @@ class Head(torch.autograd.Function):
         rows of the K best [N, K]."""
         weight = weight.to(hidden.dtype)
         logits = hidden @ weight.T
-        log_sum = torch.cat([part.float().logsumexp(-1) for part in logits.split(256)])
         values, best = logits.topk(k)
-        truth = logits.gather(1, rows.clamp(min=0)[:, None])[:, 0].float()
-        ctx.logits, ctx.state = logits, (hidden, weight, rows, log_sum, best)
+        share = logits.softmax(-1)
+        truth = rows.clamp(min=0)[:, None]
+        ctx.state = hidden, weight, truth, rows >= 0, best, share
         ctx.mark_non_differentiable(best)
-        return (log_sum - truth) * (rows >= 0), values.float(), best
+        return -share.gather(1, truth)[:, 0].float().log() * (rows >= 0), values.float(), best
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        hidden, weight, rows, log_sum, best = ctx.state
-        logits, ctx.logits, ctx.state = ctx.logits, None, None
-        scale = grads[0] * (rows >= 0)
-        for part in torch.arange(len(logits)).split(256):  # logits become their own gradient
-            share = (logits[part].float() - log_sum[part, None]).exp_().mul_(scale[part, None])
-            share.scatter_add_(1, rows[part].clamp(min=0)[:, None], -scale[part, None])
-            logits[part] = share.scatter_add_(1, best[part], grads[1][part]).to(logits.dtype)
-        return logits @ weight, (logits.T @ hidden).float(), None, None
+        hidden, weight, truth, counted, best, gradient = ctx.state
+        del ctx.state  # the shares become the gradient of the logits in place
+        scale = (grads[0] * counted)[:, None].to(gradient.dtype)
+        gradient.mul_(scale)
+        _add_at(gradient, truth, -scale)
+        _add_at(gradient, best, grads[1].to(gradient.dtype))
+        return gradient @ weight, (gradient.T @ hidden).float(), None, None
+
+
+def _add_at(rows: Tensor, places: Tensor, values: Tensor) -> None:
+    """`rows.scatter_add_(1, places, values)` for distinct places, without its copy of `rows`."""
+    rows.scatter_(1, places, rows.gather(1, places) + values)
 
 
 @dataclass
@@ -121,7 +123,7 @@ def losses(drafter: Drafter, hidden: Tensor, batch: Batch, options: Options, *, 
     used = labelled if judged else label_rows != config.other_row
     hidden, rows, decay = hidden[used], label_rows[used], decay[used]
     proposable = rows != config.other_row
-    cross_entropy, unary, best = Head.apply(
+    cross_entropy, unary, best = Head.apply(  # type: ignore[no-untyped-call]
         hidden, drafter.head.weight, torch.where(proposable, rows, -1), config.top_k
     )
     weight = decay * proposable
@@ -166,9 +168,9 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
-        if options.compile:
+        if options.compile and shutil.which(os.environ.get("CXX", "g++")):
             for layer in drafter.layers:  # one graph serves all of them
-                layer.compile(dynamic=DYN)
+                layer.compile(dynamic=False)
         run.mkdir(parents=True, exist_ok=True)
         if (run / "checkpoint.pt").exists():
             self._load()
@@ -247,7 +249,8 @@ class Trainer:
 
     def _hidden(self, batch: Batch) -> Tensor:
         block = self.drafter.embed_block(batch.anchor_tokens).to(batch.features.dtype)
-        return self.drafter(batch.features, batch.anchors, block)
+        hidden: Tensor = self.drafter(batch.features, batch.anchors, block)
+        return hidden
 
     def _sampler(self, chats: list[ChatRecord], stream: int) -> Sampler:
         return Sampler(
@@ -300,20 +303,32 @@ def schedule(progress: float, options: Options) -> float:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.5g}")
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-# --- command ---------------------------------------------------------------------------------
+# --- from and to files -----------------------------------------------------------------------
+
+
+def new_drafter(
+    target: Path, folder: Path, *, n_layers: int, block_size: int, n_rows: int, seed: int = 0
+) -> tuple[Drafter, Data]:
+    """A drafter to train for the GGUF file `target`, and the collected data in `folder`."""
+    torch.manual_seed(seed)
+    data = read(folder)
+    drafter = fresh_drafter(TargetFile(target), data, n_layers=n_layers, block_size=block_size, n_rows=n_rows)
+    return drafter, data
 
 
 def export_run(trainer: Trainer, target: Path, path: Path, encoding: str = "q8_0") -> None:
     """Write the run's drafter as GGUF with where it comes from."""
+    meta = trainer.data.meta
     provenance: dict[str, str | int | float] = {
-        "target_name": target.name,
-        "target_sha256": sha256(target),
+        "version": version("localspec"),
+        "target_name": meta.target,
+        "target_sha256": meta.target_sha256,
         "data_tokens": len(trainer.data.tokens),
         "training_steps": trainer.step,
         "training_anchors": trainer.n_anchors,
@@ -324,11 +339,6 @@ def export_run(trainer: Trainer, target: Path, path: Path, encoding: str = "q8_0
     export(trainer.drafter, target, path, encoding=encoding, provenance=provenance)
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a DFlash 2 drafter on collected chats.")
     parser.add_argument("data", type=Path)
@@ -336,41 +346,21 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, help="directory of the run")
     parser.add_argument("--hours", type=float)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rows", type=int, default=8192)
     parser.add_argument("--block", type=int, default=8)
-    parser.add_argument("--windows", type=int, default=8)
-    parser.add_argument("--anchors", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--eval-every", type=float, default=300.0, help="seconds")
-    parser.add_argument("--no-copy", action="store_true", help="do not start from target layers")
-    parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--threads", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    for name in ("n_windows", "n_anchors", "lr", "eval_every_s", "eval_batches"):
+        default = getattr(Options, name)
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args(argv)
 
-    torch.manual_seed(args.seed)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    data = read(args.data)
-    drafter = fresh_drafter(
-        TargetFile(args.target),
-        data,
-        n_layers=args.layers,
-        n_rows=args.rows,
-        block_size=args.block,
-        copy_layers=not args.no_copy,
+    drafter, data = new_drafter(
+        args.target, args.data, n_layers=args.layers, block_size=args.block, n_rows=args.rows, seed=args.seed
     )
-    options = Options(
-        hours=args.hours,
-        steps=args.steps,
-        n_windows=args.windows,
-        n_anchors=args.anchors,
-        lr=args.lr,
-        eval_every_s=args.eval_every,
-        compile=not args.no_compile,
-        seed=args.seed,
-    )
+    names = {field.name for field in fields(Options)}
+    options = Options(**{name: value for name, value in vars(args).items() if name in names})
     trainer = Trainer(drafter, data, args.out, options)
     trainer.train()
     export_run(trainer, args.target, args.out / "drafter.gguf")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import ModelError
-from localspec.llama.binding import Log, library_folder
+from localspec.llama.binding import C, Log, library_folder
 
 _SCALARS: dict[int, Any] = {
     0: ctypes.c_uint8,
@@ -77,9 +77,10 @@ class Header:
         key = key.replace("{arch}", self.arch)
         value = self.values.get(key, ())
         values = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(v, int) for v in values):
+        numbers = tuple(v for v in values if isinstance(v, int))
+        if len(numbers) < len(values):
             raise ModelError(f"{self.name} has {value!r} where a whole number belongs ({key}); convert it again.")
-        return values
+        return numbers
 
     def number(self, key: str, default: int = 0) -> int:
         """The whole number of a key (the first of an array); `default` if it is absent."""
@@ -97,9 +98,13 @@ class _InitParams(ctypes.Structure):
 
 
 def _library() -> Any:
-    import llama_cpp._ctypes_extensions as loader
+    """ggml-base as libllama has loaded it; a second copy (wheels carry it twice) would log past `binding.Log`."""
+    if hasattr(C._lib, "gguf_init_from_file"):
+        lib = C._lib
+    else:  # Windows looks into one library only
+        import llama_cpp._ctypes_extensions as loader
 
-    lib = loader.load_shared_library("ggml-base", library_folder())
+        lib = loader.load_shared_library("ggml-base", library_folder())
     p, i64, size, text = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_char_p
     for name, restype, argtypes in (
         ("gguf_init_from_file", p, [text, _InitParams]),

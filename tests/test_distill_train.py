@@ -1,0 +1,339 @@
+"""Training a drafter: batches, objective, figures, and runs that go on where they stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+import torch
+from test_distill_model import SHAPE, random_drafter
+
+from localspec.distill.metrics import Picks, by_text, figures, judge
+from localspec.distill.model import Drafter
+from localspec.distill.start import TargetFile, fresh_drafter, kept_tokens, mask_token
+from localspec.distill.store import ChatRecord, Data, Meta, Store, read
+from localspec.distill.train import Head, Options, Trainer, export_run, losses, schedule
+from localspec.distill.windows import NO_LABEL, Sampler, anchors_of, split
+from localspec.errors import ModelError, OptionError
+
+N_VOCAB, N_EMBD, LAYERS = 320, 288, (1, 3)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFile:
+    return TargetFile(tiny.write_target(tmp_path_factory.mktemp("target") / "target.gguf"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Chats in which letters follow each other in a fixed order, and features that say which."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    letters = np.array(tiny.letter_ids())
+    codes = rng.standard_normal((tiny.N_CODES, len(LAYERS) * N_EMBD))
+    with Store(folder, Meta("tiny", "0" * 64, N_EMBD, LAYERS, N_VOCAB)) as store:
+        for _ in range(60):
+            n, code = int(rng.integers(20, 60)), int(rng.integers(tiny.N_CODES))
+            steps = [code := tiny.next_code(code) for _ in range(n)]
+            noise = 0.1 * rng.standard_normal((n, len(LAYERS) * N_EMBD))
+            features = (codes[steps] + noise).astype(np.float16)
+            store.append(letters[steps].astype(np.int32), features, [(0, 8)], [(8, n)])
+    return read(folder)
+
+
+def options(**changes: object) -> Options:
+    defaults = Options(steps=4, n_windows=2, n_anchors=8, eval_batches=2, log_every=1, compile=False)
+    return dataclasses.replace(defaults, **changes)
+
+
+def drafter_for(target: TargetFile, data: Data, seed: int = 0) -> Drafter:
+    torch.manual_seed(seed)
+    return fresh_drafter(target, data, n_layers=1, n_rows=40, block_size=5, selector_rank=8)
+
+
+# --- batches
+
+
+def test_batches_are_a_function_of_seed_and_index(data: Data) -> None:
+    training, _ = split(data)
+    one, same = (Sampler(data, training, block_size=5, n_windows=2, n_anchors=4, seed=3) for _ in range(2))
+    assert torch.equal(one.batch(7).labels, same.batch(7).labels)
+    assert not torch.equal(one.batch(7).features, one.batch(8).features)
+
+
+def test_labels_are_what_was_said_after_the_anchor(data: Data) -> None:
+    training, _ = split(data)
+    batch = Sampler(data, training, block_size=5, n_windows=3, n_anchors=16).batch(0)
+    letters = tiny.letter_ids()
+    assert (batch.labels[..., 0] != NO_LABEL).all()
+    for token, label in zip(batch.anchor_tokens.flatten(), batch.labels[..., 1].flatten(), strict=True):
+        expected = letters[tiny.next_code(letters.index(int(token)), 2)]
+        assert int(label) in (expected, NO_LABEL)
+
+
+def test_labels_end_with_the_answer() -> None:
+    sampler, said = _made_up(n=20, answers=((4, 9), (12, 20)))
+    batch = sampler.batch(0)
+    for position, labels in zip(batch.anchors[0].tolist(), batch.labels[0].tolist(), strict=True):
+        end = 9 if position < 9 else 20
+        assert labels == [said[p] if p < end else NO_LABEL for p in range(position + 1, position + 5)]
+    assert set(batch.anchors[0].tolist()) <= {4, 5, 6, 7, *range(12, 19)}
+
+
+def test_windows_of_long_chats_hold_their_anchors() -> None:
+    sampler, said = _made_up(n=1000, answers=((100, 1000),), n_context=128)
+    for index in range(20):
+        batch = sampler.batch(index)
+        assert batch.features.shape[1] == 128
+        begin = int(batch.features[0, 0, 0])
+        assert (said[batch.anchors[0] + begin] == batch.anchor_tokens[0].numpy()).all()
+        assert begin == 0 or int(batch.anchors.min()) >= 32  # some context comes before an anchor
+
+
+def test_repeating_text_is_told_from_fresh() -> None:
+    said = np.array([1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 9, 9, 9, 9, 9])
+    sampler, _ = _made_up(n=16, answers=((0, 16),), said=said, n_anchors=15)
+    batch = sampler.batch(0)
+    repeating = batch.anchors[0][batch.repeating[0]].tolist()
+    assert repeating == [10]  # "1 2 3 4" came before; "9 9 9 9" at 14 is the first of its kind
+
+
+def _made_up(
+    n: int,
+    answers: tuple[tuple[int, int], ...],
+    said: np.ndarray | None = None,
+    n_context: int = 512,
+    n_anchors: int = 8,
+) -> tuple[Sampler, np.ndarray]:
+    """A sampler over one chat whose features are the offsets of its tokens."""
+    tokens = np.arange(n) * 7 % 300 if said is None else said
+    features = np.repeat(np.arange(n, dtype=np.float16)[:, None], 4, 1)
+    chat = ChatRecord(0, n, (), answers)
+    made_up = Data(Meta("", "", 2, (1, 2), 320), [chat], tokens.astype(np.int32), features)
+    sampler = Sampler(
+        made_up,
+        [chat],
+        block_size=5,
+        n_windows=1,
+        n_anchors=n_anchors,
+        n_context=n_context,
+        dtype=torch.float32,
+    )
+    return sampler, tokens
+
+
+def test_every_fiftieth_chat_is_held_out(data: Data) -> None:
+    training, held_out = split(data)
+    assert held_out == [data.chats[0], data.chats[50]]
+    assert len(training) == 58
+    assert not set(map(id, training)) & set(map(id, held_out))
+
+
+def test_one_chat_is_too_few(data: Data) -> None:
+    with pytest.raises(OptionError, match="too few"):
+        split(dataclasses.replace(data, chats=data.chats[:1]))
+
+
+def test_the_last_token_of_an_answer_is_no_anchor() -> None:
+    assert anchors_of(ChatRecord(0, 9, (), ((2, 5), (8, 9)))).tolist() == [2, 3]
+
+
+# --- vocabulary and first weights
+
+
+def test_the_mask_token_is_a_special_one_that_never_occurs(target: TargetFile) -> None:
+    counts = np.zeros(N_VOCAB, np.int64)
+    first = mask_token(target, counts)
+    assert target.tokens[first] == "<|mask|>"
+    counts[first] = 1
+    assert target.tokens[mask_token(target, counts)].startswith("<|unused")
+    counts[:] = 1
+    with pytest.raises(ModelError, match="no free special token"):
+        mask_token(target, counts)
+
+
+def test_kept_tokens_are_the_frequent_ones_and_the_ends(target: TargetFile) -> None:
+    counts = np.arange(N_VOCAB)[::-1].copy()
+    kept = kept_tokens(target, counts, 10, mask=3)
+    ends = target.end_tokens()
+    assert target.tokens.index("<|im_end|>") in ends
+    assert ends <= set(kept.tolist())
+    assert 3 not in kept
+    assert kept.tolist() == sorted(kept.tolist())
+    assert len(kept) == 10
+    with pytest.raises(OptionError, match="500"):
+        kept_tokens(target, counts, 500, mask=3)
+
+
+def test_a_fresh_drafter_starts_from_the_target(target: TargetFile, data: Data) -> None:
+    drafter = drafter_for(target, data)
+    assert drafter.config.target_layers == LAYERS
+    assert drafter.config.mask_token not in drafter.kept
+    head = target.tensor("output.weight")
+    assert head is not None
+    assert torch.equal(drafter.head.weight, head[drafter.kept])
+    assert torch.equal(drafter.layers[0].down.weight, target.tensor("blk.3.ffn_down.weight"))
+    scaled = data.features[:].astype(np.float32) * drafter.feature_scale.numpy()
+    assert np.sqrt(np.square(scaled).mean(0)) == pytest.approx(1.0, abs=0.05)
+
+
+# --- the objective
+
+
+def test_the_head_equals_plain_autograd() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 6, generator=generator, requires_grad=True) for n in (9, 30))
+    rows = torch.tensor([0, 5, -1, 29, 3, 3, 7, 8, -1])
+    mix = torch.randn(9, 4, generator=generator)
+
+    cross_entropy, values, best = Head.apply(hidden, weight, rows, 4)
+    (cross_entropy.sum() + (values * mix).sum()).backward()
+    ours = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+
+    logits = hidden @ weight.T
+    expected = torch.nn.functional.cross_entropy(logits, rows, ignore_index=-1, reduction="none")
+    expected_values, expected_best = logits.topk(4)
+    (expected.sum() + (expected_values * mix).sum()).backward()
+    assert torch.equal(best, expected_best)
+    torch.testing.assert_close(cross_entropy, expected)
+    torch.testing.assert_close(ours, (hidden.grad, weight.grad))
+
+
+def test_unproposable_tokens_and_masked_slots_do_not_weigh(target: TargetFile, data: Data) -> None:
+    drafter = drafter_for(target, data)
+    sampler = Sampler(data, data.chats, block_size=5, n_windows=2, n_anchors=4, dtype=torch.float32)
+    batch = sampler.batch(0)
+    hidden = torch.randn(2, 4, 4, N_EMBD)
+    absent = next(t for t in range(N_VOCAB) if drafter.row_of[t] == 40)
+    batch.labels[0, 0, 2:] = NO_LABEL
+    before = losses(drafter, hidden, batch, options(), judged=False)
+    batch.labels[0, 0, 2] = absent
+    for judged in (False, True):
+        after = losses(drafter, hidden, batch, options(), judged=judged)
+        torch.testing.assert_close(after.total, before.total)
+
+
+def test_training_learns(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    trainer = Trainer(drafter_for(target, data), data, tmp_path, options(steps=60, lr=3e-3))
+    before = trainer.evaluate()["all"]
+    after = trainer.train()["all"]
+    assert before.acceptance_length < 2.0
+    assert after.acceptance_length > 4.0
+    assert after.oracle_acceptance_length >= after.acceptance_length
+    assert all(0.9 < recall <= 1.0 for recall in after.recall_per_slot)
+
+
+# --- figures
+
+
+def random_picks(n: int = 400, n_slots: int = 5, k: int = 3) -> Iterator[Picks]:
+    """Pools over six tokens with tables for every predecessor, judged in two ways: picks made
+    after the true predecessor, and picks of the walk on its own choices."""
+    rng = torch.Generator().manual_seed(0)
+    rows = torch.stack([torch.randperm(6, generator=rng)[:k] for _ in range(n * n_slots)])
+    rows = rows.view(n, n_slots, k)
+    tables = torch.randn(n, n_slots, 7, 6, generator=rng)
+    labels = torch.randint(0, 6, (n, n_slots), generator=rng)
+    anchors = torch.randint(0, 7, (n,), generator=rng)
+    repeating = torch.rand(n, generator=rng) < 0.3
+    for forced in (True, False):
+        scores, before = torch.zeros(n, n_slots, k), anchors
+        for slot in range(n_slots):
+            after = tables[torch.arange(n), slot, before]
+            scores[:, slot] = after.gather(-1, rows[:, slot])
+            walked = rows[:, slot].gather(-1, scores[:, slot].argmax(-1, keepdim=True))[:, 0]
+            before = labels[:, slot] if forced else walked
+        yield judge(rows, scores, labels, labels, repeating)
+
+
+def test_teacher_forced_acceptance_is_that_of_the_walk() -> None:
+    forced, walked = (figures(picks) for picks in random_picks())
+    assert forced.acceptance_length == walked.acceptance_length
+    assert forced.accepted_per_slot == walked.accepted_per_slot
+
+
+def test_figures_of_a_hand_made_pool() -> None:
+    yes, no = True, False
+    picks = Picks(
+        valid=torch.tensor([[yes, yes, yes], [yes, yes, no], [no, no, no]]),
+        selector=torch.tensor([[yes, no, yes], [yes, yes, no], [no, no, no]]),
+        top1=torch.tensor([[no, yes, yes], [yes, no, no], [no, no, no]]),
+        pool=torch.tensor([[yes, yes, yes], [yes, yes, no], [no, no, no]]),
+        repeating=torch.tensor([no, yes, yes]),
+    )
+    result = by_text([picks])
+    assert result["all"].n_blocks == 2
+    assert result["all"].acceptance_length == 1 + (1 + 2) / 2
+    assert result["all"].top1_acceptance_length == 1 + (0 + 1) / 2
+    assert result["all"].oracle_acceptance_length == 1 + (3 + 2) / 2
+    assert result["all"].accepted_per_slot == [1.0, 0.5, 0.0]
+    assert result["all"].recall_per_slot == [1.0, 1.0, 1.0]
+    assert result["fresh"].acceptance_length == 2.0
+    assert result["repeating"].n_blocks == 1
+
+
+# --- runs
+
+
+def test_a_resumed_run_equals_an_unbroken_one(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    whole = Trainer(drafter_for(target, data), data, tmp_path / "whole", options(steps=6))
+    whole.train()
+    first = Trainer(drafter_for(target, data), data, tmp_path / "broken", options(steps=6))
+    steps = first._steps()
+    for _ in range(3):
+        next(steps)
+    first.save()
+    second = Trainer(drafter_for(target, data, seed=9), data, tmp_path / "broken", options(steps=6))
+    assert second.step == 3
+    second.train()
+    for ours, theirs in zip(whole.drafter.parameters(), second.drafter.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_another_shape_does_not_resume(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    Trainer(drafter_for(target, data), data, tmp_path, options()).save()
+    other = fresh_drafter(target, data, n_layers=2, n_rows=40, block_size=5, selector_rank=8)
+    with pytest.raises(OptionError, match="n_layers = 1, this run wants 2"):
+        Trainer(other, data, tmp_path, options())
+
+
+def test_the_log_has_a_json_object_per_line(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    Trainer(drafter_for(target, data), data, tmp_path, options()).train()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 4]
+    assert {"loss", "base", "selector", "lr", "anchors_per_s"} <= rows[0].keys()
+    assert {"eval_loss", "all", "fresh", "repeating"} <= rows[-1].keys()
+
+
+def test_a_run_is_exported_with_its_figures(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    trainer = Trainer(drafter_for(target, data), data, tmp_path, options(steps=1))
+    trainer.train()
+    export_run(trainer, target.path, tmp_path / "drafter.gguf", "f16")
+    fields = gguf.GGUFReader(tmp_path / "drafter.gguf").fields
+    assert fields["localspec.training_steps"].contents() == 1
+    assert fields["localspec.target_sha256"].contents() == data.meta.target_sha256
+    assert fields["dflash.target_layers"].contents() == list(LAYERS)
+
+
+def test_the_schedule_warms_up_and_falls_to_a_tenth() -> None:
+    settings = options()
+    assert schedule(0.02, settings) == pytest.approx(0.5)
+    assert schedule(0.04, settings) == pytest.approx(1.0)
+    assert schedule(1.0, settings) == pytest.approx(0.1)
+
+
+def test_a_budget_is_needed_and_only_one() -> None:
+    for wrong in ({}, {"hours": 1.0, "steps": 5}):
+        with pytest.raises(OptionError, match="exactly one budget"):
+            Options(**wrong)
+
+
+def test_random_drafters_share_the_shape() -> None:
+    assert random_drafter().config == SHAPE
