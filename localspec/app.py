@@ -63,7 +63,7 @@ model_options = options(
     click.option("-ngld", "--gpu-layers-draft", type=int, help="Drafter layers on the GPU (default: as -ngl)."),
     click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: the model's, at most 8192)."),
     click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
-    click.option("--draft-max", type=int, help="Tokens drafted a round (default: the pair's best, 0: none)."),
+    click.option("--draft-max", type=int, help="Tokens drafted a round (default: as many as pay, 0: none)."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )
 
@@ -78,7 +78,7 @@ sampling_options = options(
     click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
     click.option("-s", "--seed", type=int, help="Seed of the random choices (default: a new one)."),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
-    click.option("--spec/--no-spec", default=True, help="Use the drafter or not."),
+    click.option("--spec/--no-spec", default=None, help="Use the drafter or not (default: if there is one)."),
 )
 
 SAMPLING = (
@@ -270,6 +270,39 @@ def pull(name: str | None) -> None:
     from localspec.models import fetch
 
     fetch.pull(registry.get(name or registry.DEFAULT))
+
+
+@main.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder of the work and its result.")
+@click.option("--tokens", type=click.IntRange(1), default=1_000_000, show_default=True, help="Tokens to synthesise.")
+@click.option("--hours", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Training time.")
+@click.option("--layers", type=click.IntRange(1), default=2, show_default=True, help="Layers of the drafter.")
+@click.option("--block-size", type=click.IntRange(2, 128), default=8, show_default=True)
+@click.option("--vocab-size", type=click.IntRange(16), default=8192, show_default=True, help="Tokens it can draft.")
+@click.option("--prompts", "file", type=click.Path(path_type=Path), help="Prompts to mix in (one a line, or JSONL).")
+@click.option("--slots", type=click.IntRange(1), default=96, show_default=True, help="Chats written at a time.")
+@click.option("-t", "--threads", type=click.IntRange(1), help="CPU threads (default: physical cores).")
+@click.option("-s", "--seed", type=click.IntRange(0), default=0, show_default=True)
+def distill(**values: Any) -> None:
+    """Make a drafter for the GGUF file TARGET, from what it says itself. Needs torch; goes on where it was stopped."""
+    from localspec import prompts
+    from localspec.distill.pipeline import distill as run_distill
+
+    path = run_distill(
+        values["target"],
+        values["out"],
+        n_tokens=values["tokens"],
+        hours=values["hours"],
+        n_layers=values["layers"],
+        block_size=values["block_size"],
+        vocab_size=values["vocab_size"],
+        prompts=tuple(prompts.read(values["file"])) if values["file"] else (),
+        n_slots=values["slots"],
+        n_threads=values["threads"],
+        seed=values["seed"],
+    )
+    click.echo(path)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,9 @@ class Chat:
             yield from stream
         finally:
             result = stream.result
-            self.messages = [*turn, {"role": "assistant", "content": result.text}]
-            self._said.append((rendered + result.text, ids + self._words(result)))
+            if result.tokens:  # else it was interrupted before the first word: as if it had not been asked
+                self.messages = [*turn, {"role": "assistant", "content": result.text}]
+                self._said.append((rendered + result.text, ids + self._words(result)))
 
     def _words(self, result: Result) -> list[int]:
         """The answer as it was said, or made from its text where that was cut short (at a stop string)."""

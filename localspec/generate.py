@@ -14,6 +14,7 @@ from localspec.accept import sample_and_match
 from localspec.drafter import Drafter
 from localspec.errors import OptionError
 from localspec.lattice import Lattice
+from localspec.planner import Plan
 from localspec.sampling import Sampler
 from localspec.stats import Round
 from localspec.target import N_BATCH, Target
@@ -37,7 +38,8 @@ class Engine:
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
         self.tokens: list[int] = []
-        self._in_step = True  # False while the memories are changing: after an interrupt they are not trusted
+        self._spec = False  # whether the drafter keeps up with the target
+        self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
 
     @property
     def room(self) -> int:
@@ -55,6 +57,7 @@ class Engine:
         keep = self._rewind_to_common(prompt, spec)
         self.tokens = list(prompt)
         self.target.expose_features(spec)
+        self._spec = spec
         for start in range(keep, len(prompt) - 1, N_BATCH):
             chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
             self.target.prefill(chunk)
@@ -62,12 +65,12 @@ class Engine:
                 self.drafter.inject(self.target.features(len(chunk)))
             if progress:
                 progress(start + len(chunk), len(prompt) - 1)
-        self._in_step = True
+        self._in_sync = True
         return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
 
     def round(self, n_draft: int, select: Select, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
         """One round; `n_draft` tokens are drafted at most. Returns it and whether the answer ends with it."""
-        self._in_step = False
+        self._in_sync = False
         began = perf_counter()
         anchor, n_slots = self.tokens[-1], min(n_draft, self.room)
         lattice = self.drafter.draft(anchor, n_slots) if self.drafter and n_slots > 0 else None
@@ -83,11 +86,11 @@ class Engine:
         del emitted[n_kept:]
         accepted = perf_counter()
         self.target.rollback(len(self.tokens) - 1 + n_kept)
-        if self.drafter and n_draft > 0:
+        if self.drafter and self._spec:
             self.drafter.inject(self.target.features(n_kept))
         self.tokens += emitted
         ended = perf_counter()
-        self._in_step = True
+        self._in_sync = True
         return Round(
             tokens=emitted,
             n_drafted=len(draft),
@@ -99,21 +102,21 @@ class Engine:
         ), ends
 
     def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
-        if not self._in_step:
+        if not self._in_sync:
             self.target.forget()
             if self.drafter:
                 self.drafter.forget()
         keep = min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
-        self._in_step = False
+        self._in_sync = False
         keep = self.target.rewind(keep)
         if self.drafter:
             self.drafter.rewind(min(keep, self.drafter.n_past))
         return keep
 
 
-def generate(engine: Engine, *, n_draft: int, select: Select, sampler: Sampler, clip: Clip) -> Iterator[Round]:
+def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Iterator[Round]:
     """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
 
     Raises OptionError when another answer has been started meanwhile: the memories are no longer this one's.
@@ -122,7 +125,8 @@ def generate(engine: Engine, *, n_draft: int, select: Select, sampler: Sampler, 
     while not ends and engine.room >= 0:
         if engine.tokens is not tokens:
             raise OptionError("another answer has begun on this pair; finish or close one before the next.")
-        round, ends = engine.round(n_draft, select, sampler, clip)
+        round, ends = engine.round(plan.n_slots, plan.select, sampler, clip)
+        plan.learn(round)
         yield round
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from localspec import compat, paths, probe
+from localspec import compat, probe, staircase
 from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
 from localspec.errors import MissingError, OptionError, PairError
 from localspec.generate import Engine, generate
-from localspec.llama import Header, Model, read_header
+from localspec.llama import Header, Model, read_header, system_info
+from localspec.planner import Auto, Fixed, Plan
 from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import Stats
 from localspec.target import Target
@@ -48,7 +50,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float
     penalty_last_n: int
     seed: int | None
-    spec: bool
+    spec: bool | None
     draft_max: int | None
     progress: Progress | None
 
@@ -117,13 +119,12 @@ class Pair:
         for name, value, most in (("n_ctx (-c)", n_ctx, MAX_N_CTX), ("n_threads (-t)", n_threads, MAX_N_THREADS)):
             if value is not None and not 1 <= value <= most:
                 raise OptionError(f"{name} must be at least 1 and at most {most:,}, not {value:,}.")
-        if draft_max is not None and draft_max < 0:
-            raise OptionError(f"draft_max must be at least 0, not {draft_max}.")
         head, draft_head = _check_files(target, drafter)
         self.target_path, self.drafter_path = target, drafter
         self.block_size = compat.block_size(draft_head) if draft_head else 1
-        self.draft_max = min(self.block_size - 1 if draft_max is None else draft_max, self.block_size - 1)
+        self.draft_max = None if draft_max is None else _checked_draft_max(draft_max, self.block_size)
         self._n_threads = n_threads
+        self._identity = _identity((target, drafter), n_threads, gpu_layers, draft_gpu_layers)
         self._open: list[_Closable] = []
         try:
             speaker = self._load_target(head, draft_head, n_ctx, gpu_layers)
@@ -172,7 +173,8 @@ class Pair:
         """The answer to `prompt`, one chunk a round.
 
         `prompt`: a text (one user turn where the model has a chat template, else plain text to continue), a list of
-        messages, or token ids. `spec=False` decodes plainly; `draft_max` bounds the tokens drafted a round. Raises
+        messages, or token ids. `spec=False` decodes plainly (default: draft where there is a
+        drafter); `draft_max` fixes the tokens drafted a round. Raises
         OptionError for an option that cannot be honoured, TemplateError for messages the template refuses.
         """
         ids = self.encode(prompt)
@@ -190,17 +192,17 @@ class Pair:
 
     def _chunks(self, ids: list[int], settings: _Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
-        n_draft = settings.draft_max
-        prefill = self.engine.start(ids, spec=n_draft > 0, progress=settings.progress)
+        plan = self.auto if settings.draft_max is None else Fixed(settings.draft_max)
+        prefill = self.engine.start(ids, spec=settings.draft_max != 0, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(
             self.engine,
-            n_draft=n_draft,
-            select=paths.greedy,
+            plan=plan,
             sampler=Sampler(settings.sampling),
             clip=text.clip,
         ):
             result.stats.add(round)
+            result.stats.n_parked += plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
             result.text += piece
             result.tokens += round.tokens
@@ -209,6 +211,16 @@ class Pair:
         if rest := text.flush():
             result.text += rest
             yield Chunk(rest, [], 0)
+
+    @cached_property
+    def auto(self) -> Plan:
+        """The planner that decides how much to draft; made at first use, which may measure the machine for 3 s."""
+        drafter = self.engine.drafter
+        if drafter is None:
+            return Fixed(0)
+        costs = staircase.load_or_measure(self.engine.target, drafter, self._identity)
+        self.engine.tokens = []  # measuring has emptied both memories
+        return Auto(costs, drafter.block_size - 1)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -252,7 +264,7 @@ class _Settings:
 
     sampling: SamplingParams
     limits: Limits
-    draft_max: int
+    draft_max: int | None
     progress: Progress | None
 
     @classmethod
@@ -260,7 +272,7 @@ class _Settings:
         given: dict[str, Any] = dict(options)
         if unknown := given.keys() - Options.__annotations__.keys():
             raise OptionError(f"unknown option {min(unknown)!r}; choose from {', '.join(Options.__annotations__)}.")
-        stop = given.get("stop", ())
+        stop = given.get("stop") or ()
         names = {f.name for f in fields(SamplingParams)}
         return cls(
             SamplingParams(**{name: value for name, value in given.items() if name in names}),
@@ -270,15 +282,32 @@ class _Settings:
         )
 
 
-def _draft_max(given: dict[str, Any], pair: Pair) -> int:
-    wanted = given.get("draft_max")
-    if wanted is not None and not 0 <= wanted < pair.block_size:
-        raise OptionError(
-            f"draft_max must be at least 0 and at most {pair.block_size - 1} for this drafter, not {wanted}."
-        )
-    if not given.get("spec", True) or pair.engine.drafter is None:
+def _draft_max(given: dict[str, Any], pair: Pair) -> int | None:
+    """How many tokens to draft a round, from `spec` and `draft_max`; None leaves it to the planner."""
+    spec, wanted = given.get("spec"), given.get("draft_max")
+    if spec and pair.engine.drafter is None:
+        raise OptionError("spec is on, but there is no drafter; load one with draft (-md).")
+    if wanted is not None:
+        _checked_draft_max(wanted, pair.block_size)
+    if spec is False or pair.engine.drafter is None:
+        if wanted:
+            raise OptionError(f"draft_max is {wanted}, but nothing is drafted without spec and a drafter.")
         return 0
-    return pair.draft_max if wanted is None else int(wanted)
+    return pair.draft_max if wanted is None else wanted
+
+
+def _checked_draft_max(wanted: int, block_size: int) -> int:
+    if block_size == 1 and wanted > 0:
+        raise OptionError(f"draft_max is {wanted}, but there is no drafter; load one with draft (-md).")
+    if not 0 <= wanted < block_size:
+        raise OptionError(f"draft_max must be at least 0 and at most {block_size - 1} for this drafter, not {wanted}.")
+    return wanted
+
+
+def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
+    """What a measured staircase holds for: these very files on this build with these settings."""
+    stats = [path.stat() for path in paths if path]
+    return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
 
 
 def _check_files(target: Path, drafter: Path | None) -> tuple[Header, Header | None]:
@@ -307,8 +336,8 @@ def load(
     """Load a pair by name (`load("smollm2-135m")`, the default) or two GGUF files (`load(target=…, draft=…)`).
 
     `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
-    `draft_gpu_layers` layers on the GPU (negative: all), `draft_max` tokens drafted a round (default: the pair's own
-    recommendation, else the drafter's whole block). Raises ModelError, PairError, OptionError, MissingError (run
+    `draft_gpu_layers` layers on the GPU (negative: all), `draft_max` tokens drafted a round (default: as many as pay
+    on this machine, see `planner`). Raises ModelError, PairError, OptionError, MissingError (run
     `localspec pull`), BackendError.
     """
     if pair is not None and target is not None:
@@ -323,7 +352,8 @@ def load(
         )
         if not entry.is_here():
             raise MissingError(f"{entry.name} is not on this machine; run: localspec pull {entry.name}")
-        draft_max = entry.draft_max if draft_max is None else draft_max
+        if draft_max is None and draft is None:
+            draft_max = entry.draft_max
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
     _check_files(target_path, drafter_path)

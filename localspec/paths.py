@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from localspec.lattice import Lattice
 
 
-def greedy(lattice: Lattice) -> list[int]:
-    """The greedy walk: in each slot the best candidate behind the one just picked. Token ids, one a slot."""
-    path, row = [], 0
+@dataclass(frozen=True)
+class Path:
+    """A chain of tokens, one a slot, and for each the probability that it and all before it survive verification."""
+
+    tokens: list[int]
+    survival: list[float]
+
+
+def greedy(lattice: Lattice) -> Path:
+    """The greedy walk: in each slot the best candidate behind the one just picked.
+
+    Survival is the running product of the row softmax at the picks, P_t(b|a) = exp S_t[a,b] / Σ_c exp S_t[a,c].
+    """
+    tokens, survival, row, alive = [], [], 0, 1.0
     for ids, scores in zip(lattice.ids, lattice.scores, strict=True):
-        row = int(scores[row].argmax())
-        path.append(int(ids[row]))
-    return path
+        behind = scores[row]
+        row = int(behind.argmax())
+        alive /= float(np.exp(behind - behind[row]).sum())
+        tokens.append(int(ids[row]))
+        survival.append(alive)
+    return Path(tokens, survival)

@@ -30,8 +30,9 @@ class Stats:
     """Figures of one answer.
 
     `prompt_n` tokens were prefilled in `prompt_s` seconds, `cached_n` more were still in memory. `predicted_n` tokens
-    were emitted in `predicted_s` seconds and `n_rounds` rounds; `draft_n` were drafted, `draft_n_accepted` kept.
-    `drafted_per_slot[k]` counts the rounds that drafted slot k + 1, `accepted_per_slot[k]` those that kept it.
+    were emitted in `predicted_s` seconds and `n_rounds` rounds, `n_parked` of them while drafting did not pay.
+    `draft_n` were drafted, `draft_n_accepted` kept. `drafted_per_slot[k]` counts the rounds that drafted slot k + 1,
+    `accepted_per_slot[k]` those that kept it.
     """
 
     prompt_n: int = 0
@@ -40,6 +41,7 @@ class Stats:
     predicted_n: int = 0
     predicted_s: float = 0.0
     n_rounds: int = 0
+    n_parked: int = 0
     draft_n: int = 0
     draft_n_accepted: int = 0
     draft_s: float = 0.0

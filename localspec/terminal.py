@@ -113,6 +113,8 @@ def figures(stats: Stats) -> str:
             f"{stats.acceptance_length:.2f} a round",
             f"{stats.accepted_share:.0%} of {stats.draft_n} drafted tokens accepted",
         ]
+    if 2 * stats.n_parked > stats.n_rounds:
+        parts.append("drafting rests: plain decoding is faster here")
     if stats.cached_n:
         parts.append(f"{stats.cached_n:,} re-used from memory")
     return " · ".join(parts)

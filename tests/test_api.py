@@ -89,7 +89,14 @@ def test_loading_llama_cpp_is_silent_too() -> None:
 
 # --- layers (the table of the design, section 2)
 
-PURE = {"lattice": set(), "paths": {"lattice"}, "sampling": set(), "accept": {"sampling"}, "stats": set()}
+PURE = {
+    "lattice": set(),
+    "paths": {"lattice"},
+    "sampling": set(),
+    "accept": {"sampling"},
+    "stats": set(),
+    "planner": {"lattice", "paths", "stats"},
+}
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "cache": set(),
@@ -98,7 +105,8 @@ LAYERS: dict[str, set[str]] = {
     "compat": {"llama"},
     "target": {"llama", "lattice"},
     "drafter": {"llama", "lattice", "target"},
-    "generate": {"target", "drafter", "lattice", "paths", "sampling", "accept", "stats"},
+    "generate": {"target", "drafter", "lattice", "paths", "planner", "sampling", "accept", "stats"},
+    "staircase": {"cache", "target", "drafter", "planner"},
     "text": {"llama"},
     "chat": {"generate", "text"},
 }

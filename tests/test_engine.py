@@ -20,6 +20,7 @@ from localspec.generate import generate
 from localspec.lattice import Lattice
 from localspec.llama.binding import C
 from localspec.pair import Pair, Result
+from localspec.planner import Fixed
 from localspec.sampling import Sampler, SamplingParams, distribution
 from localspec.text import Limits, TextStream
 
@@ -173,7 +174,7 @@ def rounds_of(pair: Pair, prompt: list[int], select: Any, n: int) -> Iterator[An
     pair.engine.start(prompt, spec=True)
     clip = TextStream(pair.vocab, Limits(n)).clip
     n_draft = pair.block_size - 1
-    for one in generate(pair.engine, n_draft=n_draft, select=select, sampler=Sampler(SamplingParams()), clip=clip):
+    for one in generate(pair.engine, plan=Fixed(n_draft, select), sampler=Sampler(SamplingParams()), clip=clip):
         engine = pair.engine
         assert engine.drafter is not None
         assert engine.target.n_past == engine.drafter.n_past == len(engine.tokens) - 1
@@ -567,5 +568,7 @@ def test_a_closed_pair_says_so(tmp_path: Path) -> None:
 def test_greedy_paths_are_what_a_pair_selects(pair: Pair) -> None:
     pair.engine.start(pair.encode(PROMPT), spec=True)
     pool = pair.engine.drafter.draft(pair.engine.tokens[-1], 7)
-    one, _ = pair.engine.round(7, lambda _: paths.greedy(pool), Sampler(SamplingParams()), lambda e: (len(e), False))
+    one, _ = pair.engine.round(
+        7, lambda _: paths.greedy(pool).tokens, Sampler(SamplingParams()), lambda e: (len(e), False)
+    )
     assert one.n_drafted == 7

@@ -13,6 +13,7 @@ from localspec import paths
 from localspec.errors import OptionError
 from localspec.generate import Engine, Prefill, generate
 from localspec.lattice import Lattice
+from localspec.planner import Fixed
 from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import Round
 from localspec.target import N_BATCH
@@ -50,7 +51,7 @@ class Answer:
         n_draft: int = 7,
         max_tokens: int | None = 60,
         stop: tuple[str, ...] = (),
-        select: Any = paths.greedy,
+        select: Any = None,
         **sampling: Any,
     ) -> None:
         self.pair, self.rounds, self.spec = pair, [], n_draft > 0 and pair.drafter is not None
@@ -60,7 +61,7 @@ class Answer:
         check_memories(pair, spec=self.spec)
         self.tokens: list[int] = []
         sampler = Sampler(SamplingParams(**sampling))
-        for one in generate(pair, n_draft=n_draft, select=select, sampler=sampler, clip=self.text.clip):
+        for one in generate(pair, plan=Fixed(n_draft, select), sampler=sampler, clip=self.text.clip):
             self.take(one)
         assert pair.tokens == prompt + self.tokens
         assert pair.target.calls["verify"] == pair.target.calls["rollback"]
@@ -135,7 +136,7 @@ def test_without_drafter_nothing_is_drafted() -> None:
 def test_a_path_may_be_shorter_than_the_pool_or_empty() -> None:
     """What select leaves out is not verified; the drafter's memory keeps up all the same."""
     for keep in (0, 1, 3):
-        answer = Answer(engine("perfect"), select=lambda pool, keep=keep: paths.greedy(pool)[:keep])
+        answer = Answer(engine("perfect"), select=lambda pool, keep=keep: paths.greedy(pool).tokens[:keep])
         assert answer.tokens == plain().tokens
         assert {one.n_drafted for one in answer.rounds} == {keep}
 
@@ -319,7 +320,7 @@ def test_an_interrupt_in_pythons_part_of_a_step(where: str) -> None:
     sampler, text = Sampler(SamplingParams()), TextStream(letters(), Limits(20))
     if where == "choose":
         sampler.choose = interrupt  # type: ignore[method-assign]
-    select = interrupt if where == "select" else paths.greedy
+    select = interrupt if where == "select" else lambda pool: paths.greedy(pool).tokens
     clip = interrupt if where == "clip" else text.clip
 
     def step() -> None:
@@ -335,7 +336,7 @@ def test_an_answer_left_between_rounds_keeps_the_memory() -> None:
     pair = engine("perfect")
     text = TextStream(letters(), Limits(60))
     pair.start(PROMPT, spec=True)
-    rounds = generate(pair, n_draft=7, select=paths.greedy, sampler=Sampler(SamplingParams()), clip=text.clip)
+    rounds = generate(pair, plan=Fixed(7), sampler=Sampler(SamplingParams()), clip=text.clip)
     said = [*next(rounds).tokens, *next(rounds).tokens]
     rounds.close()
     check_memories(pair, spec=True)
@@ -349,7 +350,7 @@ def test_a_new_answer_ends_the_old_one() -> None:
 
     def answer() -> Iterator[Round]:
         text = TextStream(letters(), Limits(60))
-        return generate(pair, n_draft=7, select=paths.greedy, sampler=Sampler(SamplingParams()), clip=text.clip)
+        return generate(pair, plan=Fixed(7), sampler=Sampler(SamplingParams()), clip=text.clip)
 
     pair.start(PROMPT, spec=True)
     old = answer()

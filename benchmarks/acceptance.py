@@ -1,0 +1,99 @@
+"""How well a drafter guesses, through llama.cpp: acceptance length, recall of its pool and share kept, slot by slot.
+
+Every prompt is decoded greedily, one token a round, and at every token the drafter is asked for a whole block; so all
+anchors count, and the rounds of any draft length can be replayed. Text that repeats itself (the last 4 tokens occurred
+before within the last 64) is easy to guess and told apart from fresh text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from common import arguments, load_pair, read_set
+
+from localspec import paths
+from localspec.generate import generate
+from localspec.lattice import Lattice
+from localspec.pair import Pair
+from localspec.planner import Fixed
+from localspec.sampling import Sampler, SamplingParams
+from localspec.text import Limits, TextStream
+
+
+@dataclass
+class Anchors:
+    """What was drafted at each anchor of one answer, beside what the target said."""
+
+    tokens: list[int]
+    pools: list[Lattice] = field(default_factory=list)
+
+    def kept(self, i: int, n_slots: int) -> int:
+        """How many tokens of the greedy walk at anchor i the target agrees with."""
+        said = self.tokens[i + 1 : i + 1 + n_slots]
+        walk = paths.greedy(self.pools[i]).tokens
+        return next((k for k, (a, b) in enumerate(zip(walk, said, strict=False)) if a != b), min(len(walk), len(said)))
+
+    def repeats(self, i: int) -> bool:
+        before = self.tokens[max(0, i - 63) : i + 1]
+        last = before[-4:]
+        return any(before[k : k + 4] == last for k in range(len(before) - 4))
+
+
+def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
+    """Decode one prompt and keep every pool; also the number of prompt tokens."""
+    ids, n_slots = pair.encode(prompt), pair.block_size - 1
+    engine, pools = pair.engine, []
+
+    def watch(pool: Lattice) -> list[int]:
+        pools.append(pool)
+        return []
+
+    engine.start(ids, spec=True)
+    stream = TextStream(pair.vocab, Limits(max_tokens))
+    for _ in generate(engine, plan=Fixed(n_slots, watch), sampler=Sampler(SamplingParams()), clip=stream.clip):
+        pass
+    n = len(ids)
+    answer = Anchors(list(engine.tokens))
+    answer.pools = [None] * (n - 1) + pools  # type: ignore[list-item]
+    return answer, n
+
+
+def report(name: str, answers: list[tuple[Anchors, int]], n_slots: int) -> None:
+    """Print one line of figures for all anchors, and for fresh and repeating text."""
+    anchors = [(a, i) for a, n in answers for i in range(n - 1, len(a.tokens) - n_slots - 1)]
+    for kind, wanted in (("all", None), ("fresh", False), ("repeating", True)):
+        some = [(a, i) for a, i in anchors if wanted is None or a.repeats(i) == wanted]
+        if not some:
+            continue
+        hit = np.array([[a.tokens[i + 1 + k] in a.pools[i].ids[k] for k in range(n_slots)] for a, i in some])
+        kept = np.array([a.kept(i, n_slots) for a, i in some])
+        slots = " ".join(f"{(kept > k).mean():.0%}" for k in range(n_slots))
+        print(
+            f"{name}, {kind}: {len(some)} anchors, acceptance length {1 + kept.mean():.2f}, "
+            f"pool recall per slot {' '.join(f'{x:.0%}' for x in hit.mean(axis=0))}, kept per slot {slots}"
+        )
+    for limit in range(1, n_slots + 1):
+        rounds, said = 0, 0
+        for a, n in answers:
+            i = n - 1
+            while i < len(a.tokens) - 1:
+                step = 1 + min(a.kept(i, limit), limit) if i < len(a.pools) else 1
+                rounds, said, i = rounds + 1, said + step, i + step
+        print(f"{name}, replayed at draft-max {limit}: acceptance length {said / rounds:.3f}")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--sets", default="mt_bench,vicuna_bench,humaneval")
+    parser.add_argument("--count", type=int, default=20, help="prompts of each set")
+    parser.add_argument("--predict", type=int, default=200)
+    args = parser.parse_args()
+    with load_pair(args) as pair:
+        for name in args.sets.split(","):
+            answers = [collect(pair, prompt, args.predict) for prompt in read_set(args, name, args.count)]
+            report(name, answers, pair.block_size - 1)
+
+
+if __name__ == "__main__":
+    main()
