@@ -216,8 +216,8 @@ class Pair:
     def auto(self) -> Plan:
         """The planner that decides how much to draft; made at first use, which may measure the machine for 3 s."""
         drafter = self.engine.drafter
-        if drafter is None:
-            return Fixed(0)
+        if drafter is None or self.n_ctx < 2 * self.block_size:  # too small to measure, or to matter
+            return Fixed(self.block_size - 1)
         costs = staircase.load_or_measure(self.engine.target, drafter, self._identity)
         self.engine.tokens = []  # measuring has emptied both memories
         return Auto(costs, drafter.block_size - 1)

@@ -37,15 +37,13 @@ def load_or_measure(target: Target, drafter: Drafter, key: str) -> Staircase:
 
 
 def measure(target: Target, drafter: Drafter) -> Staircase:
-    """Time every width, again and again until `BUDGET_S` are spent; medians, made monotone. Empties both memories."""
+    """Time every width, again and again until `BUDGET_S` are spent; medians, made monotone. Empties both memories.
+
+    Needs a context of two blocks at least. Every pass leaves its first token in memory: a recurrent memory cannot
+    forget a whole pass.
+    """
     most = drafter.block_size
-    depth = max(1, min(DEPTH, target.n_ctx - most - 1))
-    tokens = np.random.default_rng(0).integers(0, target.model.vocab.n_tokens, depth + most).tolist()
-    target.forget()
-    drafter.forget()
-    target.expose_features(True)
-    target.prefill(tokens[:depth])
-    drafter.inject(target.features(depth))
+    tokens = np.random.default_rng(0).integers(0, target.model.vocab.n_tokens, most).tolist()
     verify: list[list[float]] = [[] for _ in range(most)]
     draft: list[list[float]] = [[] for _ in range(most - 1)]
     began = perf_counter()
@@ -53,13 +51,24 @@ def measure(target: Target, drafter: Drafter) -> Staircase:
         if repeat > FEWEST and perf_counter() - began > BUDGET_S:
             break
         for n in range(1, most + 1):
-            verify[n - 1].append(_timed(lambda n=n: target.verify(tokens[depth : depth + n])))  # type: ignore[misc]
-            target.rollback(depth)
+            if target.n_past == 0 or target.n_past + most > target.n_ctx:
+                _fill(target, drafter, min(DEPTH, target.n_ctx - 2 * most + 1))
+            verify[n - 1].append(_timed(lambda n=n: target.verify(tokens[:n])))  # type: ignore[misc]
+            target.rollback(target.n_past - n + 1)
         for n in range(1, most):
-            draft[n - 1].append(_timed(lambda n=n: drafter.draft(tokens[depth], n)))  # type: ignore[misc]
+            draft[n - 1].append(_timed(lambda n=n: drafter.draft(tokens[0], n)))  # type: ignore[misc]
     target.forget()
     drafter.forget()
     return Staircase(_stairs(verify), _stairs(draft))
+
+
+def _fill(target: Target, drafter: Drafter, depth: int) -> None:
+    """Put `depth` tokens into both memories and nothing else."""
+    target.forget()
+    drafter.forget()
+    target.expose_features(True)
+    target.prefill(np.random.default_rng(1).integers(0, target.model.vocab.n_tokens, depth).tolist())
+    drafter.inject(target.features(depth))
 
 
 def _timed(call: Callable[[], object]) -> float:

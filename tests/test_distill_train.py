@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from test_distill_model import SHAPE, random_drafter
 
 from localspec.distill.metrics import Picks, by_text, figures, judge
 from localspec.distill.model import Drafter
@@ -333,7 +332,3 @@ def test_a_budget_is_needed_and_only_one() -> None:
     for wrong in ({}, {"hours": 1.0, "steps": 5}):
         with pytest.raises(OptionError, match="exactly one budget"):
             Options(**wrong)
-
-
-def test_random_drafters_share_the_shape() -> None:
-    assert random_drafter().config == SHAPE

@@ -49,7 +49,8 @@ RANDOM = {name: (arch, options | {"good": False}) for name, (arch, options) in G
 def opened(folder: Path, arch: str, drafter: dict[str, Any] | None, *, n_ctx: int = 512, **target: Any) -> Pair:
     speaker = tiny.write_target(folder / "target.gguf", arch, **target)
     helper = None if drafter is None else tiny.write_drafter(folder / "drafter.gguf", speaker, **drafter)
-    return Pair(speaker, helper, n_ctx=n_ctx, n_threads=1)
+    draft_max = drafter.get("block_size", 8) - 1 if helper else None  # all of it: a planner would often rest here
+    return Pair(speaker, helper, n_ctx=n_ctx, n_threads=1, draft_max=draft_max)
 
 
 @pytest.fixture(scope="module", params=GOOD.values(), ids=list(GOOD))

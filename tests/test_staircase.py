@@ -1,0 +1,66 @@
+"""Measuring the machine, and drafting as it says, on real tiny pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from localspec import staircase
+from localspec.pair import Pair
+from localspec.planner import Auto
+
+PROMPT = "abcdefgh"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def opened(folder: Path, arch: str) -> Pair:
+    target = tiny.write_target(folder / "target.gguf", arch)
+    return Pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_the_automatic_plan_says_the_words_of_plain_decoding(arch: str, tmp_path: Path, cache: Path) -> None:
+    with opened(tmp_path, arch) as pair:
+        plain = pair.generate(PROMPT, max_tokens=100, spec=False)
+        assert pair.generate(PROMPT, max_tokens=100).tokens == plain.tokens
+        assert isinstance(pair.auto, Auto)
+        assert pair.generate(PROMPT, max_tokens=100, temperature=0.8, seed=3).tokens == (
+            pair.generate(PROMPT, max_tokens=100, temperature=0.8, seed=3, spec=False).tokens
+        )
+
+
+def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path, "llama") as pair:
+        pair.generate(PROMPT, max_tokens=2)
+    assert len(list((cache / "staircase").glob("*.json"))) == 1
+    monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured again"))
+    with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
+        pair.generate(PROMPT, max_tokens=2)
+
+
+def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path) -> None:
+    with opened(tmp_path, "llama") as pair:
+        pair.generate(PROMPT, max_tokens=2)
+    (kept,) = (cache / "staircase").glob("*.json")
+    kept.write_text('{"verify": [1]')
+    with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
+        assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
+
+
+def test_stairs_never_fall_and_measuring_leaves_no_trace(tmp_path: Path, cache: Path) -> None:
+    with opened(tmp_path, "llama") as pair:
+        drafter = pair.engine.drafter
+        assert drafter is not None
+        costs = staircase.measure(pair.engine.target, drafter)
+        assert len(costs.verify) == 9
+        assert len(costs.draft) == 8
+        assert list(costs.verify) == sorted(costs.verify)
+        assert list(costs.draft) == sorted(costs.draft)
+        assert (pair.engine.target.n_past, drafter.n_past) == (0, 0)
