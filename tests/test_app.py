@@ -1,0 +1,175 @@
+"""The command line on a real tiny pair: what goes to stdout, what to stderr, and how errors end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+from click.testing import CliRunner, Result
+
+from localspec.app import main
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("files")
+    target = tiny.write_target(folder / "t.gguf", "llama", chat_template=tiny.CHATML)
+    drafter = tiny.write_drafter(folder / "d.gguf", target)
+    return ("-m", str(target), "-md", str(drafter), "-c", "512", "-t", "1")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    return
+
+
+def call(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, input=stdin)
+
+
+def test_help_names_every_command() -> None:
+    text = call("--help").output
+    assert all(f"  {name} " in text for name in ("chat", "run", "check", "bench", "models", "pull", "distill"))
+
+
+def test_run_puts_the_answer_alone_on_stdout(files: tuple[str, ...]) -> None:
+    done = call("run", *files, "-p", "abc", "-n", "20", "--draft-max", "7")
+    plain = call("run", *files, "-p", "abc", "-n", "20", "--no-spec")
+    assert done.exit_code == plain.exit_code == 0
+    assert done.stdout == plain.stdout
+    assert done.stdout.endswith("\n")
+    assert done.stderr == ""
+
+
+def test_run_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
+    answer = json.loads(call("run", *files, "-p", "abc", "-n", "20", "--draft-max", "7", "--json").stdout)
+    assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
+    assert len(answer["tokens"]) == answer["stats"]["predicted_n"] == 20
+    assert answer["finish_reason"] == "length"
+    assert answer["stats"]["draft_n"] > 0
+
+
+def test_run_reads_stdin_and_files(files: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("abc")
+    given = [
+        call("run", *files, "-n", "9", "-p", "abc"),
+        call("run", *files, "-n", "9", "-f", str(tmp_path / "p.txt")),
+        call("run", *files, "-n", "9", stdin="abc"),
+    ]
+    assert len({done.stdout for done in given}) == 1
+
+
+def test_a_seed_is_honoured(files: tuple[str, ...]) -> None:
+    def said(seed: str, *more: str) -> str:
+        return call("run", *files, "-p", "abc", "-n", "30", "--temp", "1.5", "-s", seed, *more).stdout
+
+    assert said("1") == said("1", "--no-spec")
+    assert said("1") != said("2")
+
+
+def test_check_finds_no_difference_and_says_so(files: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("abc\n\nhello there\n")
+    done = call("check", *files, "-f", str(tmp_path / "prompts.txt"), "-n", "40", "--draft-max", "7", "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert report["prompts"] == 2
+    assert report["different"] == 0
+    assert report["identical"] + report["near_ties"] == 2
+
+
+def test_check_reports_a_difference_and_fails(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from localspec import generate
+
+    honest = generate.sample_and_match
+    monkeypatch.setattr(  # a bug: whatever was drafted is believed
+        generate, "sample_and_match", lambda rows, draft, choose: [*draft, 0] if draft else honest(rows, draft, choose)
+    )
+    done = call("check", *files, "-n", "20", "--draft-max", "7", "--json")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert report["different"] > 0
+    assert all(len(d["logits"]) == 2 for d in report["details"])
+
+
+def test_bench_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
+    figures = json.loads(call("bench", *files, "-n", "16", "--repeats", "2", "--draft-max", "7", "--json").stdout)
+    assert {"plain", "spec", "ratio", "machine"} <= set(figures)
+    assert figures["plain"]["predicted_per_second"] > 0
+    assert {"acceptance_length", "draft_n", "draft_n_accepted", "accepted_per_slot"} <= set(figures["spec"])
+    assert len(figures["spec"]["accepted_per_slot"]) == 7
+    assert len(figures["ratios"]) == 2
+
+
+def test_piped_chat_answers_line_by_line_and_ends(files: tuple[str, ...]) -> None:
+    done = call("chat", *files, "-n", "8", stdin="abc\n/stats\nabc\n/nonsense\n/exit\nnever asked\n")
+    assert done.exit_code == 0
+    assert len(done.stdout.splitlines()) >= 2
+    assert "unknown command" in done.stderr
+    assert "re-used from memory" in done.stderr
+    assert "\x1b" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "-m", "nowhere.gguf", "-p", "x"), ["cannot read nowhere.gguf"]),
+        (("run", "no-such-pair", "-p", "x"), ["no-such-pair", "smollm2-135m"]),
+        (("run", "-p", "x", "-f", "y"), ["-p", "-f"]),
+        (("run", "-p", "x", "-n", "0"), ["-n", "0"]),
+        (("run", "-p", "x", "-f", "y", "--temp", "-1"), ["-p"]),
+        (("check", "-f", "nowhere.txt"), ["nowhere.txt"]),
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments: tuple[str, ...], words: list[str]) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert all(word in done.stderr for word in words)
+
+
+def test_options_out_of_range_are_refused(files: tuple[str, ...]) -> None:
+    for option, value in (("--temp", "-1"), ("--top-p", "0"), ("--draft-max", "8"), ("-c", "0"), ("--min-p", "2")):
+        done = call("run", *files, "-p", "x", "-n", "2", option, value)
+        assert (done.exit_code, done.stdout) == (1, ""), option
+
+
+def test_a_checkout_runs_without_an_install() -> None:
+    done = subprocess.run([sys.executable, ROOT / "cli.py", "--version"], capture_output=True, text=True, cwd="/")
+    assert done.stdout.startswith("localspec, version ")
+
+
+def test_a_reader_that_goes_away_is_no_traceback(files: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "localspec.app", "run", *files, "-p", "abc", "-n", "300"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.read(1)
+        child.stdout.close()
+        assert b"Traceback" not in child.stderr.read()
+
+
+def test_the_readme_names_only_what_exists() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"`?localspec ([a-z]+)(?=[ `\n])", re.sub(r"\]\([^)]*\)", "", readme)))
+    known = set(main.commands)
+    assert known <= commands  # every command is shown
+    code = "\n".join(re.findall(r"^```\n(.*?)^```", readme, re.MULTILINE | re.DOTALL))
+    lines = [line for line in code.splitlines() if line.startswith("localspec ")]
+    assert lines
+    assert {line.split()[1] for line in lines} <= known
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)", readme, re.MULTILINE)) <= targets
+    for path in re.findall(r"`((?:localspec|models|tools|tests|benchmarks|convert)/[\w./-]*)`", readme):
+        assert (ROOT / path).exists(), path
