@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tiny
 
 from localspec.distill.chats import Chat, Chats, Recipe, Repeats, Script, Setting
 from localspec.distill.store import Meta, Store, read
-from localspec.distill.synthesise import choose, default_layers, read_prompts, synthesise
+from localspec.distill.synthesise import choose, default_layers, synthesise
 from localspec.errors import MissingError, ModelError, OptionError, TemplateError
 from localspec.llama import Context, Model
 
@@ -256,11 +255,11 @@ def test_going_on_adds_to_what_is_there(tmp_path: Path) -> None:
     assert last["n_tokens"] == tally.n_tokens
 
 
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL")
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     target, folder = tiny.write_target(tmp_path / "target.gguf", eog_bias=1.0), tmp_path / "data"
-    command = [sys.executable, "-m", "localspec.distill.synthesise", target, "-o", folder, "--slots", "6"]
-    run = subprocess.Popen([*command, "--tokens", "10000000"], stderr=subprocess.DEVNULL)
+    code = "import sys; from localspec.distill.synthesise import synthesise as s; _, t, f, n = sys.argv; "
+    command = [sys.executable, "-c", f"{code}s(t, f, n_tokens=int(n), n_slots=6)", target, folder]
+    run = subprocess.Popen([*command, "10000000"], stderr=subprocess.DEVNULL)
     chats = folder / "chats.jsonl"
     end = time.monotonic() + 60
     while time.monotonic() < end and not (chats.exists() and chats.stat().st_size > 1000):
@@ -268,7 +267,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     run.send_signal(signal.SIGKILL)
     run.wait()
     before = read(folder)
-    done = subprocess.run([*command, "--tokens", str(len(before.tokens) + 500)], capture_output=True, text=True)
+    done = subprocess.run([*command, str(len(before.tokens) + 500)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens/s" in done.stderr
     after = read(folder)
@@ -296,15 +295,6 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
         attempt(tmp_path / "absent.gguf")
     with pytest.raises(OptionError, match="GB are free; ask for fewer tokens"):
         synthesise(fine, tmp_path / "data", n_tokens=10**15)
-
-
-def test_prompts_are_read_from_jsonl(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a"}\n\n{"prompt": "b", "id": 1}\n')
-    assert read_prompts(path) == ["a", "b"]
-    path.write_text('{"question": "a"}\n')
-    with pytest.raises(OptionError, match="not JSONL with a field prompt"):
-        read_prompts(path)
 
 
 @pytest.mark.parametrize(("n_layer", "layers"), [(30, [2, 11, 19, 28]), (5, [2, 3]), (2, [1]), (1, [0])])

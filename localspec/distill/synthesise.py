@@ -7,7 +7,6 @@ and what all chats begin with alike is decoded once and stays in memory.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from localspec.compat import TARGET_ARCHS, check_target
 from localspec.distill.chats import Chat, Chats, Recipe, Script, Setting
 from localspec.distill.store import Halves, Ids, Meta, Span, Store
-from localspec.errors import LocalspecError, ModelError, OptionError
+from localspec.errors import ModelError, OptionError
 from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
 
 Floats = NDArray[np.float32]
@@ -301,41 +300,3 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}.") from error
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The field `prompt` of each line of a JSONL file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"{path} is not JSONL with a field prompt ({error}).") from error
-
-
-def main(argv: Iterable[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m localspec.distill.synthesise")
-    parser.add_argument("target", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--hours", type=float)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--prompts", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(None if argv is None else list(argv))
-    try:
-        synthesise(
-            args.target, args.out, n_tokens=args.tokens, hours=args.hours, n_slots=args.slots,
-            n_threads=args.threads, seed=args.seed,
-            prompts=read_prompts(args.prompts) if args.prompts else (),
-        )  # fmt: skip
-    except LocalspecError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -287,6 +287,14 @@ class Trainer:
             "anchors_per_s": self.n_anchors / self.elapsed_s,
         }
         self._log(figures)
+        left_h = self.elapsed_s * (1 / max(self.progress(), 1e-6) - 1) / 3600
+        guess = f", acceptance length {self.figures['all'].acceptance_length:.2f}" if self.figures else ""
+        print(
+            f"step {self.step:,}, loss {figures['loss']:.2f}, {figures['anchors_per_s']:.0f} anchors/s{guess}, "
+            f"{left_h:.2f} h left",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _log(self, row: dict[str, Any]) -> None:
         row = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1), **row}
@@ -340,17 +348,6 @@ def export_run(trainer: Trainer, target: Path, path: Path, encoding: str = "q8_0
     export(trainer.drafter, target, path, encoding=encoding, provenance=provenance)
 
 
-# glibc hands every large buffer back to the system and faults it in again at the next step, which
-# costs a third of the time. It reads these when a process starts, hence the second start.
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 35)}
-
-
-def _restart_with_kept_memory() -> None:
-    if sys.platform == "linux" and not KEEP_MEMORY.keys() <= os.environ.keys():
-        command = [sys.executable, "-m", "localspec.distill.train", *sys.argv[1:]]
-        os.execve(sys.executable, command, os.environ | KEEP_MEMORY)
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Train a DFlash 2 drafter on collected chats.")
     parser.add_argument("data", type=Path)
@@ -379,5 +376,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    _restart_with_kept_memory()
     main()
