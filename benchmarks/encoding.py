@@ -56,6 +56,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--encodings", default="q4_1,q8_0,q4_0,f16")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--draft-max", default="1,2,3")
     args = parser.parse_args()
     if not (args.model and args.model_draft):
         parser.error("give the target as shipped with -m and the drafter with -md")
@@ -77,7 +78,7 @@ def main() -> None:
             relative = " ".join(f"{n}: {stairs[n] / stairs[1]:.2f}" for n in WIDTHS)
             print(f"{name}: perplexity {value:.3f} on {len(ids)} tokens; {stairs[1]:.2f} ms a token, verify {relative}")
         best: dict[str, float] = {}
-        for draft_max in range(1, 8):
+        for draft_max in map(int, args.draft_max.split(",")):
             speeds: dict[str, list[float]] = {name: [] for name in pairs}
             for _ in range(args.repeats):
                 for name, pair in pairs.items():

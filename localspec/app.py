@@ -33,6 +33,8 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # the reader has gone; Python would complain once more at exit
             sys.exit(1)
+        except OSError as error:
+            raise click.ClickException(f"{error.filename or 'output'}: {error.strerror or error}.") from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -207,7 +209,9 @@ def check(**values: Any) -> None:
     texts = prompts.read(values["file"]) if values["file"] else prompts.own()
     with _load(values) as pair, terminal.progress("checking", len(texts)) as advance:
         _need_drafter(pair)
-        report = run_check(pair, texts, max_tokens=values["predict"], each=lambda *_: advance())
+        report = run_check(
+            pair, texts, max_tokens=values["predict"], draft_max=values["draft_max"], each=lambda *_: advance()
+        )
     if values["as_json"]:
         click.echo(json.dumps(report.as_dict()))
     else:

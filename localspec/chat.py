@@ -87,6 +87,14 @@ class Chat:
         self.messages = self.messages[:-2]
         return text
 
+    def state(self) -> tuple[list[Message], list[tuple[str, list[int]]]]:
+        """The conversation as it is, for `restore`."""
+        return list(self.messages), list(self._said)
+
+    def restore(self, state: tuple[list[Message], list[tuple[str, list[int]]]]) -> None:
+        """Go back to an earlier `state`."""
+        self.messages, self._said = list(state[0]), list(state[1])
+
     def clear(self) -> None:
         """Begin again, with the same system message."""
         self._said.clear()

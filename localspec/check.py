@@ -71,6 +71,7 @@ def check(
 def compare(pair: Pair, index: int, prompt: str, *, max_tokens: int, draft_max: int | None = None) -> Difference | None:
     """The first difference between plain and speculative output for one prompt, or None."""
     ids = pair.encode(prompt)
+    draft_max = pair.block_size - 1 if draft_max is None else draft_max  # a planner may draft nothing: no proof
     plain = pair.generate(ids, max_tokens=max_tokens, spec=False).tokens
     spec = pair.generate(ids, max_tokens=max_tokens, draft_max=draft_max).tokens
     if plain == spec:

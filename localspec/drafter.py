@@ -32,6 +32,7 @@ class Drafter:
             other=target.context,
             embd_width=len(target.layers) * target.model.n_embd,
             causal=causal,
+            flash=None if model.on_gpu else False,  # on a CPU the faster way; a guess need not be exact to the last bit
             swa_full=True,  # a window that drops old cells could not go back
         )
         if self.top_k:

@@ -101,6 +101,10 @@ class Engine:
             total_s=ended - began,
         ), ends
 
+    def forget(self) -> None:
+        """Trust neither memory any more: the next `start` reads its whole prompt."""
+        self.tokens, self._in_sync = [], False
+
     def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
         if not self._in_sync:
             self.target.forget()

@@ -202,7 +202,7 @@ class Pair:
             clip=text.clip,
         ):
             result.stats.add(round)
-            result.stats.n_parked += plan.is_parked
+            result.stats.n_parked += round.n_drafted == 0 and plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
             result.text += piece
             result.tokens += round.tokens
@@ -218,8 +218,8 @@ class Pair:
         drafter = self.engine.drafter
         if drafter is None or self.n_ctx < 2 * self.block_size:  # too small to measure, or to matter
             return Fixed(self.block_size - 1)
+        self.engine.forget()  # measuring writes into both memories
         costs = staircase.load_or_measure(self.engine.target, drafter, self._identity)
-        self.engine.tokens = []  # measuring has emptied both memories
         return Auto(costs, drafter.block_size - 1)
 
     def chat(self, system: str | None = None) -> Chat:
@@ -234,10 +234,10 @@ class Pair:
             prompt = [{"role": "user", "content": prompt}]
         tokens = [token for token in prompt if isinstance(token, int)]
         messages = [message for message in prompt if isinstance(message, Mapping)]
-        if len(messages) == 0:
+        if isinstance(prompt, bytes) or len(tokens) + len(messages) < len(prompt) or (tokens and messages):
+            raise OptionError("a prompt is a text, a list of messages, or a list of token ids, nothing else.")
+        if not messages:
             return tokens
-        if tokens:
-            raise OptionError("a prompt is a text, a list of messages, or a list of token ids, not a mixture.")
         template = need_template(self)
         return template.tokenize(template.render(messages))
 

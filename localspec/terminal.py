@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HELP = """\
 /help           this list
 /clear          begin a new conversation
-/retry          answer the last question again
+/retry          answer the last question again (another answer only at a temperature)
 /undo           take the last turn back
 /stats          figures of this conversation
 /spec on|off    use the drafter, or decode plainly
@@ -149,7 +149,10 @@ class _Conversation:
                 self.chat.clear()
                 self.say("a new conversation")
             case "retry", _:
+                before = self.chat.state()
                 self.answer(self.chat.undo())
+                if len(self.chat.messages) < len(before[0]):  # nothing was said: keep the old answer
+                    self.chat.restore(before)
             case "undo", _:
                 self.say(f"taken back: {self.chat.undo()}")
             case "stats", _:
@@ -170,6 +173,8 @@ class _Conversation:
             if line.startswith("/"):
                 return self.command(line)
             self.answer(line)
+        except KeyboardInterrupt:
+            self.say("stopped")
         except LocalspecError as error:
             self.console.print(f"Error: {error}", style="red", markup=False)
         return True
@@ -208,10 +213,12 @@ def show_check(report: Report) -> None:
             f"prompt {d.prompt}, token {d.position}: plain {d.plain_token}, spec {d.spec_token}; best logits "
             f"{d.logits[0]:.5f} ({d.best[0]}) and {d.logits[1]:.5f} ({d.best[1]}): {kind}",
             markup=False,
+            soft_wrap=True,
         )
     console.print(
         f"{report.prompts} prompts: {report.identical} identical, {report.near_ties} near-ties, "
-        f"{report.different} different"
+        f"{report.different} different",
+        soft_wrap=True,
     )
 
 

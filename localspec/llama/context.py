@@ -69,8 +69,8 @@ class Context:
     `n_ctx` tokens of memory in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
     `n_seq` independent sequences, `n_rollback` recurrent snapshots (the longest rollback of a hybrid model), `other`
     the target's context for a drafter, `embd_width` floats a row of the embedding batches it will take (0: none),
-    `flash` whether to use flash attention. None lets llama.cpp decide on a GPU and leaves it out on a CPU, where its
-    kernel makes a batch of 8 tokens behind 600 four times as dear as plain attention does (benchmarks/attention.py).
+    `flash` whether to use flash attention (None: llama.cpp decides). On a CPU its kernel takes one token at a time:
+    slow for a batch, but a token's logits are the same to the last bit in any batch (benchmarks/attention.py).
     Raises BackendError when llama.cpp cannot allocate it.
     """
 
@@ -98,8 +98,8 @@ class Context:
         params.n_batch = params.n_ubatch = n_batch
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = n_threads or default_threads()
-        if flash is not None or not model.on_gpu:
-            params.flash_attn_type = int(bool(flash))
+        if flash is not None:
+            params.flash_attn_type = int(flash)
         params.kv_unified, params.swa_full, params.no_perf = unified, swa_full, True
         params.offload_kqv = params.op_offload = offload
         if other is not None:

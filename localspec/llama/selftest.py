@@ -8,6 +8,7 @@ opened with `use_extra_bufts = False` stay clear of them.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,9 +33,13 @@ def safe_to_repack() -> bool:
         child = subprocess.run(
             [sys.executable, "-m", "localspec.llama.selftest"], capture_output=True, stdin=subprocess.DEVNULL
         )
+        if child.returncode > 0 and child.returncode < 128:
+            return False  # it could not even try: stay clear of AMX, but keep no verdict
         try:
             verdict.parent.mkdir(parents=True, exist_ok=True)
-            verdict.write_text("works" if child.returncode == 0 else "crashes", encoding="ascii")
+            part = verdict.with_suffix(f".{os.getpid()}")
+            part.write_text("works" if child.returncode == 0 else "crashes", encoding="ascii")
+            part.replace(verdict)
         except OSError:
             return child.returncode == 0  # a read-only home only means to try again next time
     return verdict.read_text(encoding="ascii") == "works"
