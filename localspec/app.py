@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -44,6 +45,11 @@ def main() -> None:
 
     Without -m every command uses the default pair; `localspec pull` fetches it once.
     """
+    if sys.stdout is None or sys.stderr is None:
+        sys.exit(1)  # closed by the caller: there is nobody to speak to
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bad bytes in, characters a terminal cannot show: no reason to stop
 
 
 def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:

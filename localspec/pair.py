@@ -116,9 +116,10 @@ class Pair:
         n_threads: int | None = None,
         draft_max: int | None = None,
     ) -> None:
-        for name, value, most in (("n_ctx (-c)", n_ctx, MAX_N_CTX), ("n_threads (-t)", n_threads, MAX_N_THREADS)):
-            if value is not None and not 1 <= value <= most:
-                raise OptionError(f"{name} must be at least 1 and at most {most:,}, not {value:,}.")
+        _check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
+        _check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
+        _check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
+        _check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
         head, draft_head = _check_files(target, drafter)
         self.target_path, self.drafter_path = target, drafter
         self.block_size = compat.block_size(draft_head) if draft_head else 1
@@ -232,6 +233,8 @@ class Pair:
             if self.template is None:
                 return encode_plain(self.vocab, prompt)
             prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence):
+            raise OptionError(f"a prompt is a text, a list of messages, or a list of token ids, not {prompt!r}.")
         tokens = [token for token in prompt if isinstance(token, int)]
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if isinstance(prompt, bytes) or len(tokens) + len(messages) < len(prompt) or (tokens and messages):
@@ -273,6 +276,8 @@ class _Settings:
         if unknown := given.keys() - Options.__annotations__.keys():
             raise OptionError(f"unknown option {min(unknown)!r}; choose from {', '.join(Options.__annotations__)}.")
         stop = given.get("stop") or ()
+        if not isinstance(stop, Sequence):
+            raise OptionError(f"stop must be a text or a list of texts, not {stop!r}.")
         names = {f.name for f in fields(SamplingParams)}
         return cls(
             SamplingParams(**{name: value for name, value in given.items() if name in names}),
@@ -296,7 +301,18 @@ def _draft_max(given: dict[str, Any], pair: Pair) -> int | None:
     return pair.draft_max if wanted is None else wanted
 
 
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is neither None nor a whole number from `low` to `high`."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise OptionError(f"{name} must be a whole number, not {value!r}.")
+    if not low <= value <= high:
+        raise OptionError(f"{name} must be at least {low:,} and at most {high:,}, not {value:,}.")
+
+
 def _checked_draft_max(wanted: int, block_size: int) -> int:
+    _check_whole("draft_max", wanted, -(2**31), 2**31 - 1)
     if block_size == 1 and wanted > 0:
         raise OptionError(f"draft_max is {wanted}, but there is no drafter; load one with draft (-md).")
     if not 0 <= wanted < block_size:

@@ -51,6 +51,13 @@ def test_at_a_temperature_the_seed_decides(pair: Pair) -> None:
     assert said[0] == said[1] != said[2]
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_seed_gives_the_words_of_plain_decoding(pair: Pair, seed: int) -> None:
+    options = {"max_tokens": 60, "temperature": 0.8, "seed": seed}
+    plain = pair.generate("Write a haiku about rain.", spec=False, **options)
+    assert pair.generate("Write a haiku about rain.", draft_max=7, **options).tokens == plain.tokens
+
+
 def test_the_drafter_file_says_whose_it_is_and_is_small() -> None:
     entry = models.get(models.DEFAULT)
     header = read_header(entry.drafter_path())
