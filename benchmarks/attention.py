@@ -1,4 +1,4 @@
-"""Flash attention against plain attention on this machine: exactness and cost.
+"""Three ways of attention on this machine, plain, flash, and exact (flash with V in bf16): exactness and cost.
 
 Prints the largest difference of any logit between decoding 16 tokens one by one and in batches of 2 to 8, and the ms to
 decode 1, 4 and 8 tokens behind a long context. A drafter keeps the words of its target to the letter only where the
@@ -20,15 +20,16 @@ from localspec.llama import Context, Model
 WIDTHS = (1, 4, 8)
 
 
-def largest_difference(context: Context, tokens: NDArray[np.int32]) -> float:
-    """Largest logit difference between batches of 1 and of 2, 3, 4, 8 tokens, at 16 positions behind 64."""
+def largest_difference(context: Context, tokens: NDArray[np.int32], depth: int) -> float:
+    """Largest logit difference between batches of 1 and of 2, 3, 4, 8 tokens, at 16 positions behind `depth`."""
     rows: dict[int, list[NDArray[np.float32]]] = {}
     for width in (1, 2, 3, 4, 8):
         context.clear()
-        context.decode(tokens[:64], 0, output=False)
+        for start in range(0, depth, 300):
+            context.decode(tokens[start : min(start + 300, depth)], start, output=False)
         rows[width] = []
-        for start in range(64, 80, width):
-            n = min(width, 80 - start)
+        for start in range(depth, depth + 16, width):
+            n = min(width, depth + 16 - start)
             context.decode(tokens[start : start + n], start)
             rows[width].append(context.logits(n).copy())
     single = np.concatenate(rows.pop(1))
@@ -43,29 +44,34 @@ def main() -> None:
     path = args.model or models.get(models.DEFAULT).target_path()
     tokens = np.random.default_rng(0).integers(100, 40_000, 4096).astype(np.int32)
     with Model(path) as model:
+        ways = {"plain": {"flash": False}, "flash": {"flash": True}, "exact": {"exact": True}}
         contexts = {
-            flash: Context(model, n_ctx=4096, n_batch=512, n_threads=args.threads, flash=flash)
-            for flash in (False, True)
+            name: Context(model, n_ctx=4096, n_batch=512, n_threads=args.threads, **way) for name, way in ways.items()
         }
-        for flash, name in ((False, "plain"), (True, "flash")):
-            print(f"{name} attention: largest logit difference {largest_difference(contexts[flash], tokens):.4g}")
+        for name, context in contexts.items():
+            differences = [largest_difference(context, tokens, depth) for depth in (64, 600)]
+            print(f"{name}: largest logit difference {max(differences):.4g}", flush=True)
         for depth in map(int, args.depths.split(",")):
-            times: dict[tuple[bool, int], list[float]] = {(f, n): [] for f in contexts for n in WIDTHS}
-            for context in contexts.values():
+            times: dict[tuple[str, int], list[float]] = {(way, n): [] for way in contexts for n in WIDTHS}
+            reading = {}
+            for name, context in contexts.items():
                 context.clear()
+                began = perf_counter()
                 for start in range(0, depth, 500):
                     context.decode(tokens[start : min(start + 500, depth)], start, output=False)
+                context.synchronize()
+                reading[name] = perf_counter() - began
             for _ in range(args.repeats):
-                for (flash, n), taken in times.items():
-                    context = contexts[flash]
+                for (name, n), taken in times.items():
+                    context = contexts[name]
                     began = perf_counter()
                     context.decode(tokens[:n], depth)
                     context.logits(n)
                     taken.append(1e3 * (perf_counter() - began))
                     context.remove(depth)
-            for flash, name in ((False, "plain"), (True, "flash")):
-                figures = ", ".join(f"{n} tokens {median(times[flash, n]):.1f} ms" for n in WIDTHS)
-                print(f"behind {depth}: {name} attention {figures}", flush=True)
+            for name in contexts:
+                figures = ", ".join(f"{n} tokens {median(times[name, n]):.1f} ms" for n in WIDTHS)
+                print(f"behind {depth}, {name}: {figures}, read in {reading[name]:.2f} s", flush=True)
         for context in contexts.values():
             context.close()
 

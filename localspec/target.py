@@ -37,6 +37,7 @@ class Target:
             n_outputs=draft_max + 1,
             n_rollback=draft_max if model.is_recurrent else 0,
             n_threads=n_threads,
+            exact=True,
         )
         self.can_roll_back = not model.is_recurrent or self.context.n_rollback >= draft_max
         self._features = np.zeros((N_BATCH, len(self.layers) * model.n_embd), np.float32)

@@ -17,6 +17,12 @@ from localspec.llama.binding import C, Log, ext
 from localspec.llama.model import Model
 
 Floats = NDArray[np.float32]
+BF16 = 30  # GGML_TYPE_BF16
+
+# EXACT: ggml's CPU flash attention goes through the keys token by token, so no token sees its neighbours, unless it
+# may tile the queries or split the keys among threads, which it does where K and V have the same type (`ops.cpp`,
+# `use_split_kv_path`, `use_tiled`). With V in bf16 it never does. Plain attention depends on the batch through its
+# matrix products, and int8 activations make a difference of 1e-6 one of 0.9 (benchmarks/attention.py).
 
 
 def default_threads() -> int:
@@ -69,8 +75,8 @@ class Context:
     `n_ctx` tokens of memory in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
     `n_seq` independent sequences, `n_rollback` recurrent snapshots (the longest rollback of a hybrid model), `other`
     the target's context for a drafter, `embd_width` floats a row of the embedding batches it will take (0: none),
-    `flash` whether to use flash attention (None: llama.cpp decides). On a CPU its kernel takes one token at a time:
-    slow for a batch, but a token's logits are the same to the last bit in any batch (benchmarks/attention.py).
+    `flash` whether to use flash attention (None: llama.cpp decides). `exact` asks that a token's logits be the same to
+    the last bit in whatever batch it is decoded; only CPU kernels can promise that, a GPU is left as it is.
     Raises BackendError when llama.cpp cannot allocate it.
     """
 
@@ -90,6 +96,7 @@ class Context:
         swa_full: bool = False,
         unified: bool = True,
         flash: bool | None = None,
+        exact: bool = False,
         offload: bool = True,
     ) -> None:
         self.model = model
@@ -98,6 +105,8 @@ class Context:
         params.n_batch = params.n_ubatch = n_batch
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = n_threads or default_threads()
+        if exact and not model.on_gpu:
+            flash, params.type_v = True, BF16  # see EXACT
         if flash is not None:
             params.flash_attn_type = int(flash)
         params.kv_unified, params.swa_full, params.no_perf = unified, swa_full, True
