@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from localspec.llama import default_threads, system_info
-from localspec.pair import Pair
+from localspec.pair import Options, Pair
 from localspec.stats import Stats, total
 
 Each = Callable[[str, Stats], None]
@@ -38,14 +38,9 @@ def bench(
             ids = pair.encode(prompt)
             order = ("plain", "spec") if (repeat + index) % 2 == 0 else ("spec", "plain")
             for side in order:
-                result = pair.generate(
-                    ids,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    spec=side == "spec",
-                    draft_max=draft_max,
-                )
+                options: Options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+                options |= {"draft_max": draft_max} if side == "spec" else {"spec": False}
+                result = pair.generate(ids, **options)
                 runs[side].append(result.stats)
                 each(side, result.stats)
         for side, stats in runs.items():

@@ -110,6 +110,15 @@ def test_bench_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
     assert len(figures["ratios"]) == 2
 
 
+def test_bench_takes_a_draft_length_for_the_side_that_drafts(files: tuple[str, ...]) -> None:
+    from localspec.bench import bench
+    from localspec.pair import Pair
+
+    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+        figures = bench(pair, ["abc"], repeats=1, max_tokens=10, draft_max=2)
+    assert len(figures["spec"]["accepted_per_slot"]) == 2
+
+
 def test_piped_chat_answers_line_by_line_and_ends(files: tuple[str, ...]) -> None:
     done = call("chat", *files, "-n", "8", stdin="abc\n/stats\nabc\n/nonsense\n/exit\nnever asked\n")
     assert done.exit_code == 0
