@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localspec.accept import sample_and_match
 from localspec.drafter import Drafter
 from localspec.errors import OptionError
@@ -18,6 +21,8 @@ from localspec.planner import Plan
 from localspec.sampling import Sampler
 from localspec.stats import Round
 from localspec.target import N_BATCH, Target
+
+N_WAIT = 64  # rounds whose features may wait for their injection
 
 Select = Callable[[Lattice], list[int]]
 Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
@@ -39,6 +44,7 @@ class Engine:
         self.target, self.drafter = target, drafter
         self.tokens: list[int] = []
         self._spec = False  # whether the drafter keeps up with the target
+        self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
         self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
 
     @property
@@ -73,7 +79,7 @@ class Engine:
         self._in_sync = False
         began = perf_counter()
         anchor, n_slots = self.tokens[-1], min(n_draft, self.room)
-        lattice = self.drafter.draft(anchor, n_slots) if self.drafter and n_slots > 0 else None
+        lattice = self._draft(anchor, n_slots) if n_slots > 0 else None
         drafted = perf_counter()
         draft = select(lattice) if lattice else []
         selected = perf_counter()
@@ -87,7 +93,7 @@ class Engine:
         accepted = perf_counter()
         self.target.rollback(len(self.tokens) - 1 + n_kept)
         if self.drafter and self._spec:
-            self.drafter.inject(self.target.features(n_kept))
+            self._remember(self.target.features(n_kept), wait=n_draft == 0)
         self.tokens += emitted
         ended = perf_counter()
         self._in_sync = True
@@ -101,19 +107,38 @@ class Engine:
             total_s=ended - began,
         ), ends
 
+    def _draft(self, anchor: int, n_slots: int) -> Lattice | None:
+        if self.drafter is None:
+            return None
+        self._inject_pending()
+        return self.drafter.draft(anchor, n_slots)
+
+    def _remember(self, features: NDArray[np.float32], *, wait: bool) -> None:
+        """Give the drafter the features of kept tokens: at once, or many together where it is not asked to draft."""
+        self._pending.append(features.copy())
+        if not wait or len(self._pending) >= N_WAIT:
+            self._inject_pending()
+
+    def _inject_pending(self) -> None:
+        if self.drafter and self._pending:
+            self.drafter.inject(np.concatenate(self._pending))
+        self._pending.clear()
+
     def forget(self) -> None:
         """Trust neither memory any more: the next `start` reads its whole prompt."""
         self.tokens, self._in_sync = [], False
 
     def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
         if not self._in_sync:
+            self._pending.clear()
             self.target.forget()
             if self.drafter:
                 self.drafter.forget()
+        self._in_sync = False
+        self._inject_pending()
         keep = min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
-        self._in_sync = False
         keep = self.target.rewind(keep)
         if self.drafter:
             self.drafter.rewind(min(keep, self.drafter.n_past))

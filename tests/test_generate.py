@@ -367,3 +367,31 @@ def test_a_new_answer_ends_the_old_one() -> None:
 def test_the_toy_model_is_no_constant() -> None:
     assert len(set(plain().tokens)) > 10
     assert fakes.logits([1, 2, 3]).tolist() == fakes.logits([9, 1, 2, 3]).tolist()
+
+
+class Resting(Fixed):
+    """Drafts in one round of `every`, as a planner that parks and probes."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(7)
+        self.every, self.n = every, 0
+
+    def learn(self, round: Any) -> None:
+        self.n += 1
+        self.n_slots = 7 if self.n % self.every == 0 else 0
+
+
+@pytest.mark.parametrize("every", [2, 5, 100])
+def test_features_of_rounds_without_a_draft_are_injected_before_the_next(every: int) -> None:
+    pair = engine("perfect")
+    text = TextStream(letters(), Limits(max_tokens=150))
+    pair.start(PROMPT, spec=True)
+    plan, rounds = Resting(every), []
+    for one in generate(pair, plan=plan, sampler=Sampler(SamplingParams()), clip=text.clip):
+        rounds.append(one)
+        assert pair.target.n_past - pair.drafter.n_past <= min(every, 64)
+    assert [token for one in rounds for token in one.tokens] == plain(max_tokens=150).tokens
+    assert sum(one.n_accepted == 7 for one in rounds) > 1  # what was injected late was right
+    again = pair.start([*pair.tokens, 3], spec=True)
+    assert again.n <= 1
+    assert pair.drafter.n_past == pair.target.n_past
