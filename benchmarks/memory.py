@@ -20,6 +20,8 @@ def main() -> None:
     prompts = read_set(args, "mt_bench")
     n, start, at = 0, 0, 500
     with load_pair(args) as pair:
+        long = pair.vocab.tokenize("\n\n".join(prompts))[:3000]
+        pair.generate(long, max_tokens=20)  # the system hands out the context's memory when it is first written
         while n < args.rounds:
             for prompt in prompts:
                 n += pair.generate(prompt, max_tokens=300).stats.n_rounds

@@ -37,8 +37,8 @@ def test_the_drafter_is_real(pair: Pair) -> None:
 
 def test_a_second_turn_reads_only_what_is_new(pair: Pair) -> None:
     chat = pair.chat(system="Answer in one sentence.")
-    first = chat.send("What is the capital of France?", max_tokens=30)
-    second = chat.send("And of Italy?", max_tokens=30)
+    first = chat.send("What is the capital of France?", max_tokens=30, draft_max=7)
+    second = chat.send("And of Italy?", max_tokens=30, draft_max=7)
     assert first.stats.cached_n < 10
     assert second.stats.cached_n >= first.stats.prompt_n + first.stats.predicted_n - 2
     assert second.stats.prompt_n < 30
