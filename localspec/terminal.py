@@ -165,7 +165,7 @@ class _Conversation:
         return True
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False)
+        self.console.print(text, style="dim", markup=False, soft_wrap=True)
 
     def turn(self, line: str) -> bool:
         """Answer a line or obey it; errors are said and the conversation goes on. False when it asks to leave."""
@@ -176,7 +176,7 @@ class _Conversation:
         except KeyboardInterrupt:
             self.say("stopped")
         except LocalspecError as error:
-            self.console.print(f"Error: {error}", style="red", markup=False)
+            self.console.print(f"Error: {error}", style="red", markup=False, soft_wrap=True)
         return True
 
 
