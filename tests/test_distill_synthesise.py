@@ -14,8 +14,8 @@ import pytest
 import tiny
 
 from localspec.distill.chats import Chat, Chats, Recipe, Repeats, Script, Setting
-from localspec.distill.store import Meta, Store, read
-from localspec.distill.synthesise import choose, default_layers, synthesise
+from localspec.distill.store import N_CANDIDATES, NONE, Meta, Store, read
+from localspec.distill.synthesise import candidates, choose, default_layers, synthesise
 from localspec.errors import MissingError, ModelError, OptionError, TemplateError
 from localspec.llama import Context, Model
 
@@ -162,9 +162,8 @@ def test_choose_takes_the_best_or_draws() -> None:
 
 
 def append(store: Store, n: int, value: int) -> None:
-    store.append(
-        np.full(n, value, np.int32), np.full((n, 8), value, np.float16), [(0, 2)], [(2, n)], id=value, source="self"
-    )
+    tokens, features = np.full(n, value, np.int32), np.full((n, 8), value, np.float16)
+    store.append(tokens, features, np.full(n, NONE), [(0, 2)], [(2, n)], id=value, source="self")
 
 
 def test_store_cuts_off_what_a_killed_writer_left(tmp_path: Path) -> None:
@@ -206,6 +205,15 @@ def test_store_refuses_another_targets_folder_and_a_second_writer(tmp_path: Path
 SHORT = Recipe(n_ctx=256, question_max=24, answer_max=40)
 
 
+def test_candidates_are_the_best_within_reach() -> None:
+    row = np.array([0, 5, -9, 4.5, 5.5, -1], np.float32)
+    found = candidates(row, reach=8)
+    assert found["id"].tolist() == [4, 1, 3, 0, 5, -1, -1, -1]
+    assert found["logit"].tolist() == [5.5, 5, 4.5, 0, -1, 0, 0, 0]
+    many = candidates(np.arange(100, dtype=np.float32) / 100)
+    assert many["id"].tolist() == list(range(99, 99 - N_CANDIDATES, -1))
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35"])
 def test_features_are_those_of_decoding_the_chat_alone(tmp_path: Path, arch: str) -> None:
     target = tiny.write_target(tmp_path / "target.gguf", arch, eog_bias=1.0)
@@ -229,7 +237,15 @@ def test_features_are_those_of_decoding_the_chat_alone(tmp_path: Path, arch: str
             rows = np.concatenate([ctx.layer_input(layer, chat.n) for layer in data.meta.layers], axis=1)
             kept = data.features[chat.start : chat.start + chat.n]
             np.testing.assert_allclose(kept, rows, atol=0.02, rtol=0.02)
-            best = ctx.logits(chat.n).argmax(axis=1)
+            logits = ctx.logits(chat.n)
+            best = logits.argmax(axis=1)
+            asked = data.candidates[chat.start : chat.start + chat.n]
+            for a, b in chat.answers:
+                pool = asked[a - 1 : b - 1]
+                at = np.maximum(pool["id"], 0)
+                theirs = np.where(pool["id"] >= 0, np.take_along_axis(logits[a - 1 : b - 1], at, axis=1), 0)
+                np.testing.assert_allclose(pool["logit"], theirs, atol=0.05, rtol=0.02)
+                assert np.mean(at[:, 0] == best[a - 1 : b - 1]) > 0.9
             for (a, b), temperature in zip(chat.answers, chat.figures["temperatures"], strict=True):
                 assert temperature or np.mean(best[a - 1 : b - 1] == tokens[a:b]) > 0.9
     first = next(chat for chat in data.chats if chat.figures["source"] == "file")

@@ -16,7 +16,7 @@ import torch
 from localspec.distill.metrics import Picks, by_text, figures, judge
 from localspec.distill.model import Drafter
 from localspec.distill.start import TargetFile, fresh_drafter, kept_tokens, mask_token
-from localspec.distill.store import ChatRecord, Data, Meta, Store, read
+from localspec.distill.store import NONE, ChatRecord, Data, Meta, Store, read
 from localspec.distill.train import Head, Options, Trainer, export_run, losses, schedule
 from localspec.distill.windows import NO_LABEL, Sampler, anchors_of, split
 from localspec.errors import ModelError, OptionError
@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
             steps = [code := tiny.next_code(code) for _ in range(n)]
             noise = 0.1 * rng.standard_normal((n, len(LAYERS) * N_EMBD))
             features = (codes[steps] + noise).astype(np.float16)
-            store.append(letters[steps].astype(np.int32), features, [(0, 8)], [(8, n)])
+            store.append(letters[steps].astype(np.int32), features, np.full(n, NONE), [(0, 8)], [(8, n)])
     return read(folder)
 
 
@@ -114,7 +114,7 @@ def _made_up(
     tokens = np.arange(n) * 7 % 300 if said is None else said
     features = np.repeat(np.arange(n, dtype=np.float16)[:, None], 4, 1)
     chat = ChatRecord(0, n, (), answers)
-    made_up = Data(Meta("", "", 2, (1, 2), 320), [chat], tokens.astype(np.int32), features)
+    made_up = Data(Meta("", "", 2, (1, 2), 320), [chat], tokens.astype(np.int32), features, np.full(len(tokens), NONE))
     sampler = Sampler(
         made_up,
         [chat],

@@ -6,6 +6,8 @@ A folder holds
     tokens.bin    int32, all chats one after the other
     features.bin  float16 [n_tokens, n_layers * n_embd]: row i is what the target's `layers` were
                   given when token i was decoded, layer after layer
+    candidates.bin  CANDIDATES [n_tokens]: what the target would say behind token i, best first,
+                  where it was asked
     chats.jsonl   a line a chat: `start` (row), `n` (rows), `questions` and `answers` (spans
                   [from, to) inside the chat) and figures; written last, so a line vouches for its rows
 """
@@ -29,7 +31,9 @@ from localspec.errors import MissingError, OptionError
 Ids = NDArray[np.int32]
 Halves = NDArray[np.float16]
 Span = tuple[int, int]
-FILES = ("tokens.bin", "features.bin")
+N_CANDIDATES = 8
+CANDIDATES = np.dtype([("id", "<i4", N_CANDIDATES), ("logit", "<f2", N_CANDIDATES)])  # id -1: none
+NONE = np.array((-1, 0), CANDIDATES)
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,13 @@ class Meta:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes on disk a token takes, id and features."""
-        return 4 + 2 * self.width
+        """Bytes on disk a token takes: id, features and candidates."""
+        return sum(self.files.values())
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The files with a row per token, and the bytes of one."""
+        return {"tokens.bin": 4, "features.bin": 2 * self.width, "candidates.bin": CANDIDATES.itemsize}
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class Data:
     chats: list[ChatRecord]
     tokens: Ids  # [n_tokens]
     features: Halves  # [n_tokens, n_layers * n_embd]
+    candidates: NDArray[np.void]  # CANDIDATES [n_tokens]
 
 
 def read(folder: Path) -> Data:
@@ -91,12 +101,12 @@ def read(folder: Path) -> Data:
         raise MissingError(f"{folder} holds no finished chats yet; run the synthesis first.")
     meta = _read_meta(folder)
     n = chats[-1].start + chats[-1].n
-    shape = (n, meta.width)
     return Data(
         meta,
         chats,
         np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)),
-        np.memmap(folder / "features.bin", np.float16, "r", shape=shape),
+        np.memmap(folder / "features.bin", np.float16, "r", shape=(n, meta.width)),
+        np.memmap(folder / "candidates.bin", CANDIDATES, "r", shape=(n,)),
     )
 
 
@@ -138,15 +148,17 @@ class Store:
         self,
         tokens: Ids,
         features: Halves,
+        candidates: NDArray[np.void],
         questions: Iterable[Span],
         answers: Iterable[Span],
         **figures: Any,
     ) -> ChatRecord:
-        """Add a chat: tokens [n], features [n, width], spans inside it and figures worth keeping."""
+        """Add a chat: tokens [n], features [n, width], candidates [n], spans inside it and figures worth keeping."""
         assert features.shape == (len(tokens), self.meta.width)
+        assert candidates.shape == tokens.shape
         chat = ChatRecord(self.n_tokens, len(tokens), tuple(questions), tuple(answers), figures)
-        for file, data in zip(self._rows, (tokens, features), strict=True):
-            file.write(np.ascontiguousarray(data).data.cast("B"))
+        for file, data in zip(self._rows, (tokens, features, candidates), strict=True):
+            file.write(np.ascontiguousarray(data).view(np.uint8).data)
             file.flush()
         self._lines.write(chat.to_json() + "\n")
         self._lines.flush()
@@ -172,11 +184,10 @@ class Store:
 
     def _open(self) -> None:
         """Cut off what a killed writer left behind the last finished chat, then append."""
-        bounds = (4 * self.n_tokens, 2 * self.meta.width * self.n_tokens)
         self._rows: list[IO[bytes]] = []
-        for name, n_bytes in zip(FILES, bounds, strict=True):
+        for name, row_bytes in self.meta.files.items():
             file = (self.folder / name).open("ab")
-            file.truncate(n_bytes)
+            file.truncate(row_bytes * self.n_tokens)
             self._rows.append(file)
         path = self.folder / "chats.jsonl"
         if path.exists():  # a line cut short by the kill

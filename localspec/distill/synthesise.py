@@ -19,14 +19,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localspec.compat import TARGET_ARCHS, check_target
 from localspec.distill.chats import Chat, Chats, Recipe, Script, Setting
-from localspec.distill.store import Halves, Ids, Meta, Span, Store
+from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
 
@@ -52,6 +52,17 @@ def choose(
             noise = rng.gumbel(size=len(likely)).astype(np.float32)
             tokens[row] = likely[(scores[likely] / temperature + noise).argmax()]
     return tokens
+
+
+def candidates(row: Floats, *, reach: float = 8.0) -> NDArray[np.void]:
+    """The best few of a row of logits [n_vocab], best first, none more than `reach` below the best; a CANDIDATES."""
+    near = np.flatnonzero(row >= row.max() - reach)
+    if len(near) > N_CANDIDATES:
+        near = near[np.argpartition(row[near], -N_CANDIDATES)[-N_CANDIDATES:]]
+    near = near[np.argsort(-row[near], kind="stable")]
+    found = NONE.copy()
+    found["id"][: len(near)], found["logit"][: len(near)] = near, np.clip(row[near], -HALF_MAX, HALF_MAX)
+    return found
 
 
 @dataclass
@@ -91,6 +102,14 @@ class Tally:
         return asdict(self) | {key: round(value, 4) for key, value in shares.items()}
 
 
+class Finished(NamedTuple):
+    """A chat and what the target's passes over its n tokens left: features [n, width], candidates [n]."""
+
+    chat: Chat
+    features: Halves
+    candidates: NDArray[np.void]
+
+
 class Slots:
     """The running chats, one in each sequence of a context, and their features."""
 
@@ -99,12 +118,13 @@ class Slots:
         self._seqs = np.arange(n, dtype=np.int32)
         self._pos = np.zeros(n, np.int32)  # next to decode, of each slot
         self._features = np.zeros((n, setting.recipe.n_ctx, len(layers) * ctx.model.n_embd), np.float16)
+        self._candidates = np.full((n, setting.recipe.n_ctx), NONE)
         self._chats = [next(chats) for _ in range(n)]
         for layer in layers:
             ctx.want_layer_input(layer, True)
 
-    def step(self) -> list[tuple[Chat, Halves]]:
-        """Decode one token of every chat; returns those that are finished, with their features."""
+    def step(self) -> list[Finished]:
+        """Decode one token of every chat; returns those that are finished."""
         pos = self._pos.tolist()
         tokens = np.array([chat.tokens[p] for chat, p in zip(self._chats, pos, strict=True)], np.int32)
         output = np.array(
@@ -112,9 +132,10 @@ class Slots:
         )
         self._ctx.decode(tokens, self._pos, seq=self._seqs, output=output)
         self._keep_features(len(tokens))
-        self._pos += 1
+        self._candidates[self._seqs, self._pos] = NONE
         if output.any():
-            self._sample([chat for chat, wanted in zip(self._chats, output, strict=True) if wanted])
+            self._sample(np.flatnonzero(output))
+        self._pos += 1
         return list(self._replace())
 
     def _keep_features(self, n: int) -> None:
@@ -122,18 +143,20 @@ class Slots:
         np.clip(rows, -HALF_MAX, HALF_MAX, out=rows)
         self._features[self._seqs, self._pos] = rows
 
-    def _sample(self, chats: Sequence[Chat]) -> None:
-        logits = self._ctx.logits(len(chats))
+    def _sample(self, which: NDArray[np.intp]) -> None:
+        chats, logits = [self._chats[i] for i in which], self._ctx.logits(len(which))
+        for i, row in zip(which, logits, strict=True):
+            self._candidates[i, self._pos[i]] = candidates(row)
         temperatures, rngs = [chat.temperature for chat in chats], [chat.rng for chat in chats]
         tokens = choose(logits, temperatures, rngs, self._setting.recipe.min_p)
         for chat, token in zip(chats, tokens.tolist(), strict=True):
             chat.add(token)
 
-    def _replace(self) -> Iterator[tuple[Chat, Halves]]:
+    def _replace(self) -> Iterator[Finished]:
         for i, chat in enumerate(self._chats):
             n = len(chat.tokens)
             if chat.end and self._pos[i] >= n:
-                yield chat, self._features[i, :n].copy()
+                yield Finished(chat, self._features[i, :n].copy(), self._candidates[i, :n].copy())
                 self._chats[i] = next(self._next)
                 self._rewind(i)
 
@@ -255,13 +278,13 @@ class _Run:
         finally:
             self._stop = True
 
-    def _take(self, finished: Iterable[tuple[Chat, Halves]]) -> None:
-        for chat, features in finished:
+    def _take(self, finished: Iterable[Finished]) -> None:
+        for chat, features, best in finished:
             if not chat.answers:
                 self.tally.end(chat.end)
                 continue
             tokens, figures = np.array(chat.tokens, np.int32), chat.figures()
-            self._store.append(tokens, features, chat.questions, chat.answers, **figures)
+            self._store.append(tokens, features, best, chat.questions, chat.answers, **figures)
             self.tally.add(len(tokens), chat.answers, figures)
         now = time.monotonic()
         if now - self._last >= self._log_every_s:
