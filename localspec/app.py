@@ -71,8 +71,16 @@ model_options = options(
     click.option("-ngld", "--gpu-layers-draft", type=int, help="Drafter layers on the GPU (default: as -ngl)."),
     click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: the model's, at most 8192)."),
     click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
-    click.option("--draft-max", type=int, help="Tokens drafted a round (default: as many as pay, 0: none)."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
+)
+
+draft_options = options(
+    click.option("--draft-max", type=int, help="Most tokens drafted a round (0: none)."),
+    click.option("--draft-min", type=int, help="Fewest tokens drafted a round, even where they do not pay."),
+    click.option("--draft-p-min", type=float, help="Draft no token less likely than this."),
+    click.option(
+        "--path", help="How to choose from the drafter's pool: auto (what pays), greedy, expected, tree, sampled."
+    ),
 )
 
 sampling_options = options(
@@ -91,7 +99,7 @@ sampling_options = options(
 
 SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"),
-    *("seed", "stop", "spec", "max_tokens"),
+    *("seed", "stop", "spec", "max_tokens", "path", "draft_max", "draft_min", "draft_p_min"),
 )
 
 
@@ -111,7 +119,6 @@ def _load(values: dict[str, Any], *, drafting: bool = True) -> Pair:
             gpu_layers=values["gpu_layers"],
             draft_gpu_layers=values["gpu_layers_draft"],
             n_threads=values["threads"],
-            draft_max=values["draft_max"],
         )
 
 
@@ -126,6 +133,7 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
 
 @main.command()
 @model_options
+@draft_options
 @sampling_options
 @click.option("-sys", "--system-prompt", help="What the model is told before the conversation.")
 def chat(**values: Any) -> None:
@@ -143,6 +151,7 @@ def chat(**values: Any) -> None:
 
 @main.command()
 @model_options
+@draft_options
 @sampling_options
 @click.option("-p", "--prompt", help="The prompt.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="File that holds the prompt.")
@@ -202,6 +211,7 @@ prompt_options = options(
 
 @main.command()
 @model_options
+@draft_options
 @prompt_options
 def check(**values: Any) -> None:
     """Prove the output: every prompt with and without the drafter, token by token.
@@ -209,15 +219,22 @@ def check(**values: Any) -> None:
     Where the two differ, the plain decoder's two best logits are printed; a difference counts as a near-tie only if
     they lie within 1 % of each other. Exit status 0 only if nothing else differs.
     """
-    from localspec import prompts, terminal
+    from localspec import terminal
     from localspec.check import check as run_check
 
-    texts = prompts.read(values["file"]) if values["file"] else prompts.own()
-    with _load(values) as pair, terminal.progress("checking", len(texts)) as advance:
+    given = _given(values["file"])
+    with _load(values) as pair:
         _need_drafter(pair)
-        report = run_check(
-            pair, texts, max_tokens=values["predict"], draft_max=values["draft_max"], each=lambda *_: advance()
-        )
+        texts = [text for some in (given or _own(pair)).values() for text in some]
+        with terminal.progress("checking", len(texts)) as advance:
+            report = run_check(
+                pair,
+                texts,
+                max_tokens=values["predict"],
+                path=values["path"] or "greedy",
+                draft_max=values["draft_max"],
+                each=lambda *_: advance(),
+            )
     if values["as_json"]:
         click.echo(json.dumps(report.as_dict()))
     else:
@@ -228,29 +245,73 @@ def check(**values: Any) -> None:
 @main.command()
 @model_options
 @prompt_options
+@click.option("--modes", default="plain,greedy,tree,ngram,auto", show_default=True, help="Ways of decoding to compare.")
+@click.option("--draft-max", type=int, help="Most tokens drafted a round, in every mode.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--temp", type=float, default=0.0, show_default=True)
+@click.option("--synthetic", type=click.FloatRange(0, 1), help="Also draft tokens right with this chance each.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures into this PNG file.")
 def bench(**values: Any) -> None:
-    """Measure plain and speculative decoding, alternating in one process."""
-    from localspec import prompts, terminal
-    from localspec.bench import bench as run_bench
+    """Measure ways of decoding, alternating in one process: plain, greedy, expected, tree, ngram, auto."""
+    from localspec import terminal
+    from localspec.bench import MODES, bench, oracle, plot
 
-    texts = prompts.read(values["file"]) if values["file"] else prompts.own()
-    n_answers = 2 * len(texts) * values["repeats"]
-    with _load(values) as pair, terminal.progress("measuring", n_answers) as advance:
+    modes = values["modes"].split(",")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise OptionError(f"there is no mode {unknown[0]!r}; choose from {', '.join(MODES)}.")
+    n_modes = len({"plain", *modes}) + (values["synthetic"] is not None)
+    given = _given(values["file"])
+    with _load(values) as pair:
         _need_drafter(pair)
-        figures = run_bench(
-            pair,
-            texts,
-            repeats=values["repeats"],
-            max_tokens=values["predict"],
-            temperature=values["temp"],
-            each=lambda *_: advance(),
-        )
+        classes = given or _own(pair)
+        texts = [text for some in classes.values() for text in some]
+        with terminal.progress("measuring", n_modes * values["repeats"] * len(texts)) as advance:
+            figures = bench(
+                pair,
+                classes,
+                modes=modes,
+                repeats=values["repeats"],
+                max_tokens=values["predict"],
+                temperature=values["temp"],
+                draft_max=values["draft_max"],
+                synthetic=values["synthetic"],
+                each=lambda *_: advance(),
+            )
+        figures |= oracle(pair, texts, max_tokens=values["predict"])
+    if values["plot"]:
+        plot(figures, values["plot"])
     if values["as_json"]:
         click.echo(json.dumps(figures))
     else:
         terminal.show_bench(figures)
+
+
+@main.command()
+@model_options
+def tune(**values: Any) -> None:
+    """Measure anew what drafting costs on this machine, and forget what it has brought so far."""
+    from localspec import terminal
+
+    with _load(values) as pair:
+        _need_drafter(pair)
+        with terminal.status("measuring", quiet=values["verbose"]):
+            record = pair.tune()
+    terminal.show_costs(record.staircase)
+
+
+def _given(file: Path | None) -> dict[str, list[str]] | None:
+    """The prompts of a file by class, read before anything heavy is loaded."""
+    from localspec import prompts
+
+    return prompts.by_class(file) if file else None
+
+
+def _own(pair: Pair) -> dict[str, list[str]]:
+    """Our own prompts, those that leave half of the context to the answer."""
+    from localspec import prompts
+
+    short = {kind: [p for p in some if 2 * len(pair.encode(p)) < pair.n_ctx] for kind, some in prompts.own().items()}
+    return {kind: some for kind, some in short.items() if some}
 
 
 def _need_drafter(pair: Pair) -> None:

@@ -10,7 +10,8 @@ from localspec.errors import OptionError, TemplateError
 from localspec.text import ChatTemplate, Message
 
 if TYPE_CHECKING:
-    from localspec.pair import Chunk, Options, Pair, Result, Stream
+    from localspec.options import Options
+    from localspec.pair import Chunk, Pair, Result, Stream
 
 
 def need_template(pair: Pair) -> ChatTemplate:

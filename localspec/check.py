@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from localspec.pair import Pair
+from localspec.paths import NOTHING
 
 NEAR_TIE = 1e-2  # relative distance of the two best logits below which batch width may decide
 
@@ -55,25 +56,30 @@ def check(
     prompts: Iterable[str],
     *,
     max_tokens: int,
+    path: str = "greedy",
     draft_max: int | None = None,
     each: Callable[[int, Difference | None], None] = lambda *_: None,
 ) -> Report:
-    """Answer every prompt greedily with and without the drafter; `each(index, difference)` follows the progress."""
+    """Answer every prompt greedily with and without the drafter; `each(index, difference)` follows the progress.
+
+    `path` "auto" is little proof: a planner may draft nothing.
+    """
     details, n = [], 0
     for n, prompt in enumerate(prompts, 1):
-        difference = compare(pair, n - 1, prompt, max_tokens=max_tokens, draft_max=draft_max)
+        difference = compare(pair, n - 1, prompt, max_tokens=max_tokens, path=path, draft_max=draft_max)
         if difference:
             details.append(difference)
         each(n, difference)
     return Report(n, details)
 
 
-def compare(pair: Pair, index: int, prompt: str, *, max_tokens: int, draft_max: int | None = None) -> Difference | None:
+def compare(
+    pair: Pair, index: int, prompt: str, *, max_tokens: int, path: str = "greedy", draft_max: int | None = None
+) -> Difference | None:
     """The first difference between plain and speculative output for one prompt, or None."""
     ids = pair.encode(prompt)
-    draft_max = pair.block_size - 1 if draft_max is None else draft_max  # a planner may draft nothing: no proof
     plain = pair.generate(ids, max_tokens=max_tokens, spec=False).tokens
-    spec = pair.generate(ids, max_tokens=max_tokens, draft_max=draft_max).tokens
+    spec = pair.generate(ids, max_tokens=max_tokens, path=path, draft_max=draft_max).tokens
     if plain == spec:
         return None
     at = next((i for i, (a, b) in enumerate(zip(plain, spec, strict=False)) if a != b), min(len(plain), len(spec)))
@@ -86,9 +92,9 @@ def compare(pair: Pair, index: int, prompt: str, *, max_tokens: int, draft_max: 
 def _two_best(pair: Pair, ids: list[int]) -> tuple[tuple[int, int], tuple[float, float]]:
     """The plain decoder's two best tokens after `ids`, and their logits."""
     pair.engine.start(ids, spec=False)
-    row = pair.engine.target.verify(ids[-1:])[0]
+    row = pair.engine.target.verify(ids[-1], NOTHING)[0]
     first, second = (int(i) for i in np.argsort(row)[:-3:-1])
-    pair.engine.target.rollback(len(ids) - 1)
+    pair.engine.forget()
     return (first, second), (float(row[first]), float(row[second]))
 
 

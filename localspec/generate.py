@@ -13,10 +13,11 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.accept import sample_and_match
+from localspec.accept import rejection, sample_and_match
 from localspec.drafter import Drafter
 from localspec.errors import OptionError
 from localspec.lattice import Lattice
+from localspec.paths import Draft, Path, depths
 from localspec.planner import Plan
 from localspec.sampling import Sampler
 from localspec.stats import Round
@@ -24,7 +25,6 @@ from localspec.target import N_BATCH, Target
 
 N_WAIT = 64  # rounds whose features may wait for their injection
 
-Select = Callable[[Lattice], list[int]]
 Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
 
 
@@ -68,44 +68,54 @@ class Engine:
             chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
             self.target.prefill(chunk)
             if spec and self.drafter:
-                self.drafter.inject(self.target.features(len(chunk)))
+                self.drafter.inject(self.target.features(slice(len(chunk))))
             if progress:
                 progress(start + len(chunk), len(prompt) - 1)
         self._in_sync = True
         return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
 
-    def round(self, n_draft: int, select: Select, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
-        """One round; `n_draft` tokens are drafted at most. Returns it and whether the answer ends with it."""
+    def round(self, plan: Plan, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
+        """One round as `plan` wants it. Returns it and whether the answer ends with it."""
         self._in_sync = False
         began = perf_counter()
-        anchor, n_slots = self.tokens[-1], min(n_draft, self.room)
+        anchor, room = self.tokens[-1], self.room
+        n_slots = plan.begin(self.tokens, room)
+        begun = perf_counter()
         lattice = self._draft(anchor, n_slots) if n_slots > 0 else None
         drafted = perf_counter()
-        draft = select(lattice) if lattice else []
+        draft = plan.select(lattice).head(room)
         selected = perf_counter()
-        rows = self.target.verify([anchor, *draft])
+        rows = self.target.verify(anchor, draft)
         verified = perf_counter()
-        recent = self.tokens[-sampler.window :] if sampler.window else []
-        emitted = sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said))
+        emitted, visited = self._accept(rows, draft, sampler)
         n_matched = len(emitted) - 1
         n_kept, ends = clip(emitted)
-        del emitted[n_kept:]
+        del emitted[n_kept:], visited[n_kept:]
         accepted = perf_counter()
-        self.target.rollback(len(self.tokens) - 1 + n_kept)
+        self.target.keep(visited)
         if self.drafter and self._spec:
-            self._remember(self.target.features(n_kept), wait=n_draft == 0)
+            self._remember(self.target.features(visited), wait=n_slots == 0)
         self.tokens += emitted
         ended = perf_counter()
         self._in_sync = True
         return Round(
             tokens=emitted,
-            n_drafted=len(draft),
+            n_drafted=len(draft.tokens),
+            n_deep=max(depths(draft), default=0),
             n_accepted=min(n_matched, n_kept),
-            draft_s=drafted - began,
+            draft_s=drafted - begun,
             verify_s=verified - selected,
             inject_s=ended - accepted,
             total_s=ended - began,
         ), ends
+
+    def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
+        """The tokens this round emits and the rows of the batch that decided on them."""
+        recent = self.tokens[-sampler.window :] if sampler.window else []
+        if isinstance(draft, Path) and draft.q is not None:
+            return rejection(rows, draft, lambda row, said: sampler.distribution(row, recent + said), sampler)
+        n = len(self.tokens)
+        return sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said, n + len(said)))
 
     def _draft(self, anchor: int, n_slots: int) -> Lattice | None:
         if self.drafter is None:
@@ -154,7 +164,7 @@ def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Ite
     while not ends and engine.room >= 0:
         if engine.tokens is not tokens:
             raise OptionError("another answer has begun on this pair; finish or close one before the next.")
-        round, ends = engine.round(plan.n_slots, plan.select, sampler, clip)
+        round, ends = engine.round(plan, sampler, clip)
         plan.learn(round)
         yield round
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Protocol, TypeVar, Unpack, cast
+
+import numpy as np
 
 from localspec import compat, probe, staircase
 from localspec.chat import Chat, need_template
@@ -16,17 +19,20 @@ from localspec.drafter import Drafter
 from localspec.errors import MissingError, OptionError, PairError
 from localspec.generate import Engine, generate
 from localspec.llama import Header, Model, read_header, system_info
-from localspec.planner import Auto, Fixed, Plan
-from localspec.sampling import Sampler, SamplingParams
+from localspec.options import Options, Select, Settings, check_whole
+from localspec.planner import Auto, Bounds, Drafting, Fixed, Plan, selector
+from localspec.record import Record
+from localspec.sampling import Sampler
 from localspec.stats import Stats
-from localspec.target import Target
-from localspec.text import ChatTemplate, Limits, Message, TextStream, encode_plain
+from localspec.target import MAX_LEAVES, Target
+from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 DEFAULT_N_CTX = 8192
+DRAFT_MAX = 32  # tokens verified in one pass, besides the anchor
+TREE = 16  # nodes of a tree whose size nobody said
 MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
 MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 Prompt = str | Sequence[Message] | Sequence[int]
-Progress = Callable[[int, int], None]
 
 
 class _Closable(Protocol):
@@ -34,25 +40,6 @@ class _Closable(Protocol):
 
 
 _C = TypeVar("_C", bound=_Closable)
-
-
-class Options(TypedDict, total=False):
-    """Keyword options of `Pair.generate`, `Pair.stream` and `Chat.send`; `sampling.SamplingParams` has the defaults."""
-
-    max_tokens: int | None
-    stop: str | Sequence[str]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_last_n: int
-    seed: int | None
-    spec: bool | None
-    draft_max: int | None
-    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -114,16 +101,15 @@ class Pair:
         gpu_layers: int = -1,
         draft_gpu_layers: int | None = None,
         n_threads: int | None = None,
-        draft_max: int | None = None,
     ) -> None:
-        _check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
-        _check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
-        _check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
-        _check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
+        check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
+        check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
+        check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
+        check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
         head, draft_head = _check_files(target, drafter)
         self.target_path, self.drafter_path = target, drafter
         self.block_size = compat.block_size(draft_head) if draft_head else 1
-        self.draft_max = None if draft_max is None else _checked_draft_max(draft_max, self.block_size)
+        self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
         self._n_threads = n_threads
         self._identity = _identity((target, drafter), n_threads, gpu_layers, draft_gpu_layers)
         self._open: list[_Closable] = []
@@ -134,6 +120,7 @@ class Pair:
         except BaseException:
             self.close()
             raise
+        self.drafting = _drafting(draft_head, speaker)
         self.vocab, source = speaker.model.vocab, speaker.model.chat_template
         self.template = ChatTemplate(source, self.vocab) if source else None
 
@@ -142,6 +129,8 @@ class Pair:
         self.n_ctx = n_ctx or min(model.n_ctx_train, DEFAULT_N_CTX)
         layers = draft_head.ints("dflash.target_layers") if draft_head else ()
         draft_max = self.block_size - 1
+        if draft_head and not model.is_recurrent:  # a recurrent memory pays for every token it may have to take back
+            draft_max = max(draft_max, min(DRAFT_MAX, self.n_ctx // 4))
         target = self._keep(
             Target(model, n_ctx=self.n_ctx, layers=layers, draft_max=draft_max, n_threads=self._n_threads)
         )
@@ -175,11 +164,14 @@ class Pair:
 
         `prompt`: a text (one user turn where the model has a chat template, else plain text to continue), a list of
         messages, or token ids. `spec=False` decodes plainly (default: draft where there is a
-        drafter); `draft_max` fixes the tokens drafted a round. Raises
+        drafter). `path` says how to choose from the drafter's pool: "auto" verifies what pays most on this machine, at
+        most `draft_max` and at least `draft_min` tokens, none less likely than `draft_p_min`; "greedy", "expected",
+        "tree", "sampled" or a function of the `Lattice` always choose the same way, `draft_max` tokens. Raises
         OptionError for an option that cannot be honoured, TemplateError for messages the template refuses.
         """
         ids = self.encode(prompt)
-        settings = _Settings.of(options, self)
+        given = {name: value for name, value in options.items() if value is not None}
+        settings = Settings.of(cast(Options, {"path": self.path} | given), self.drafting)
         if not ids:
             raise OptionError("the prompt is empty; give at least one token.")
         if len(ids) > self.n_ctx:
@@ -191,15 +183,16 @@ class Pair:
         result = Result()
         return Stream(self._chunks(ids, settings, result), result)
 
-    def _chunks(self, ids: list[int], settings: _Settings, result: Result) -> Generator[Chunk]:
+    def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
-        plan = self.auto if settings.draft_max is None else Fixed(settings.draft_max)
-        prefill = self.engine.start(ids, spec=settings.draft_max != 0, progress=settings.progress)
+        sampler = Sampler(settings.sampling)
+        plan = self._plan(settings, sampler)
+        prefill = self.engine.start(ids, spec=settings.drafts, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(
             self.engine,
             plan=plan,
-            sampler=Sampler(settings.sampling),
+            sampler=sampler,
             clip=text.clip,
         ):
             result.stats.add(round)
@@ -213,15 +206,43 @@ class Pair:
             result.text += rest
             yield Chunk(rest, [], 0)
 
+    def _plan(self, settings: Settings, sampler: Sampler) -> Plan:
+        drafting, path, n = self.drafting, settings.path, settings.draft_max
+        if drafting is None or not settings.drafts:
+            return Fixed()
+        if callable(path):
+            return Fixed(drafting.n_slots, lambda lattice, _: path(lattice))
+        if path in ("auto", "ngram") and self.record:
+            bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
+            return Auto(self.record, drafting, bounds, sampler, pool=path == "auto")
+        n = n or (min(TREE, drafting.draft_max) if path == "tree" else drafting.n_slots)
+        return Fixed(drafting.n_slots, selector(path, n, drafting, sampler))
+
     @cached_property
-    def auto(self) -> Plan:
-        """The planner that decides how much to draft; made at first use, which may measure the machine for 3 s."""
-        drafter = self.engine.drafter
-        if drafter is None or self.n_ctx < 2 * self.block_size:  # too small to measure, or to matter
-            return Fixed(self.block_size - 1)
+    def record(self) -> Record | None:
+        """What is known of this pair on this machine; made at first use, which may measure for some seconds.
+
+        None without a drafter, and where the context is too small to measure in.
+        """
+        drafter, target = self.engine.drafter, self.engine.target
+        if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
+            return None
+        return self._shelf.load(target, drafter) or self.tune()
+
+    def tune(self) -> Record:
+        """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
+        drafter, target = self.engine.drafter, self.engine.target
+        if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
+            raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self.engine.forget()  # measuring writes into both memories
-        costs = staircase.load_or_measure(self.engine.target, drafter, self._identity)
-        return Auto(costs, drafter.block_size - 1)
+        record = Record(staircase.measure(target, drafter), drafter.block_size - 1)
+        self._shelf.keep(record)
+        self.__dict__["record"] = record
+        return record
+
+    @property
+    def _shelf(self) -> staircase.Shelf:
+        return staircase.Shelf(self._identity)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -245,7 +266,9 @@ class Pair:
         return template.tokenize(template.render(messages))
 
     def close(self) -> None:
-        """Free the drafter, then the target."""
+        """Free the drafter, then the target; what drafting has brought is kept for the next time."""
+        if self._open and (record := self.__dict__.get("record")):
+            self._shelf.keep(record)
         while self._open:
             self._open.pop().close()
 
@@ -261,63 +284,20 @@ class Pair:
         self.close()
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Options after checking."""
-
-    sampling: SamplingParams
-    limits: Limits
-    draft_max: int | None
-    progress: Progress | None
-
-    @classmethod
-    def of(cls, options: Options, pair: Pair) -> _Settings:
-        given: dict[str, Any] = dict(options)
-        if unknown := given.keys() - Options.__annotations__.keys():
-            raise OptionError(f"unknown option {min(unknown)!r}; choose from {', '.join(Options.__annotations__)}.")
-        stop = given.get("stop") or ()
-        if not isinstance(stop, Sequence):
-            raise OptionError(f"stop must be a text or a list of texts, not {stop!r}.")
-        names = {f.name for f in fields(SamplingParams)}
-        return cls(
-            SamplingParams(**{name: value for name, value in given.items() if name in names}),
-            Limits(given.get("max_tokens"), (stop,) if isinstance(stop, str) else tuple(stop)),
-            _draft_max(given, pair),
-            given.get("progress"),
-        )
-
-
-def _draft_max(given: dict[str, Any], pair: Pair) -> int | None:
-    """How many tokens to draft a round, from `spec` and `draft_max`; None leaves it to the planner."""
-    spec, wanted = given.get("spec"), given.get("draft_max")
-    if spec and pair.engine.drafter is None:
-        raise OptionError("spec is on, but there is no drafter; load one with draft (-md).")
-    if wanted is not None:
-        _checked_draft_max(wanted, pair.block_size)
-    if spec is False or pair.engine.drafter is None:
-        if wanted:
-            raise OptionError(f"draft_max is {wanted}, but nothing is drafted without spec and a drafter.")
-        return 0
-    return pair.draft_max if wanted is None else wanted
-
-
-def _check_whole(name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is neither None nor a whole number from `low` to `high`."""
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise OptionError(f"{name} must be a whole number, not {value!r}.")
-    if not low <= value <= high:
-        raise OptionError(f"{name} must be at least {low:,} and at most {high:,}, not {value:,}.")
-
-
-def _checked_draft_max(wanted: int, block_size: int) -> int:
-    _check_whole("draft_max", wanted, -(2**31), 2**31 - 1)
-    if block_size == 1 and wanted > 0:
-        raise OptionError(f"draft_max is {wanted}, but there is no drafter; load one with draft (-md).")
-    if not 0 <= wanted < block_size:
-        raise OptionError(f"draft_max must be at least 0 and at most {block_size - 1} for this drafter, not {wanted}.")
-    return wanted
+def _drafting(head: Header | None, target: Target) -> Drafting | None:
+    """What can be drafted with a drafter whose header is `head`; the temperature of its scores is 1 if it says none."""
+    if head is None:
+        return None
+    n_slots = compat.block_size(head) - 1
+    stored = head.get("localspec.calibration")
+    known = isinstance(stored, tuple) and len(stored) == n_slots and all(0 < float(t) < math.inf for t in stored)
+    return Drafting(
+        n_slots=n_slots,
+        calibration=np.array(stored if known else [1.0] * n_slots, np.float64),
+        max_leaves=MAX_LEAVES if target.can_branch else 1,
+        draft_max=target.draft_max,
+        n_vocab=target.model.vocab.n_tokens,
+    )
 
 
 def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
@@ -347,13 +327,11 @@ def load(
     gpu_layers: int = -1,
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
-    draft_max: int | None = None,
 ) -> Pair:
     """Load a pair by name (`load("smollm2-135m")`, the default) or two GGUF files (`load(target=…, draft=…)`).
 
     `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
-    `draft_gpu_layers` layers on the GPU (negative: all), `draft_max` tokens drafted a round (default: as many as pay
-    on this machine, see `planner`). Raises ModelError, PairError, OptionError, MissingError (run
+    `draft_gpu_layers` layers on the GPU (negative: all). Raises ModelError, PairError, OptionError, MissingError (run
     `localspec pull`), BackendError.
     """
     if pair is not None and target is not None:
@@ -368,8 +346,6 @@ def load(
         )
         if not entry.is_here():
             raise MissingError(f"{entry.name} is not on this machine; run: localspec pull {entry.name}")
-        if draft_max is None and draft is None:
-            draft_max = entry.draft_max
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
     _check_files(target_path, drafter_path)
@@ -381,5 +357,4 @@ def load(
         gpu_layers=gpu_layers,
         draft_gpu_layers=draft_gpu_layers,
         n_threads=n_threads,
-        draft_max=draft_max,
     )

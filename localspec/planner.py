@@ -1,8 +1,8 @@
-"""How much to draft, so that drafting never costs more than it brings on this machine.
+"""How much to draft, and from where, so that drafting never costs more than it brings on this machine.
 
-A round that drafts m slots and sends n of them to verification costs `draft[m] + verify[n + 1]` seconds and emits one
-token plus those that are accepted. The planner sends as many as maximise expected tokens a second, none included, and
-parks drafting altogether while plain decoding is the faster way.
+A round that drafts a block and verifies n tokens of it costs `draft + verify[n + 1]` seconds and emits one token plus
+those that are accepted. `Auto` maximises expected tokens a second over everything it could verify: a part of the pool,
+what followed the last time the text ended as now, or nothing. While the drafter does not pay it rests.
 """
 
 from __future__ import annotations
@@ -12,107 +12,189 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localspec.lattice import Lattice
-from localspec.paths import greedy
+from localspec.ngram import Suffixes
+from localspec.paths import NOTHING, BestFirst, Draft, Expected, Path, depths, greedy, probabilities, sampled
+from localspec.record import Record
+from localspec.sampling import Sampler
 from localspec.stats import Round
 
-MEMORY = 0.97  # weight of the past per round: a half-life of 23 rounds
-PRIOR = 2.0  # rounds' worth of belief in the drafter's own probabilities
-TRIAL = 8  # rounds that decide whether drafting pays
-REST, LONGEST_REST = 32, 1024  # rounds it is then parked, doubled each time it fails again
-
-
-@dataclass(frozen=True)
-class Staircase:
-    """Measured seconds: `verify[n]` for a target pass over n tokens, `draft[m]` for drafting m slots; index 0 is 0."""
-
-    verify: Sequence[float]
-    draft: Sequence[float]
+Floats = NDArray[np.float64]
+Choose = Callable[[Lattice, int], Draft]
 
 
 class Plan(Protocol):
-    """What the loop asks before, in and after each round."""
+    """What the loop asks in each round: `begin`, then `select`, then `learn`."""
 
-    n_slots: int  # how many slots to draft in the next round
-    is_parked: bool  # True while drafting rests because it does not pay
+    @property
+    def is_parked(self) -> bool:
+        """True while the drafter rests because it does not pay."""
 
-    def select(self, lattice: Lattice) -> list[int]:
-        """The tokens to send to verification."""
+    def begin(self, tokens: Sequence[int], room: int) -> int:
+        """How many slots to draft behind `tokens`; 0 for none. At most `room` tokens can be verified."""
+
+    def select(self, lattice: Lattice | None) -> Draft:
+        """What to verify, given what was drafted."""
 
     def learn(self, round: Round) -> None:
         """Take in what became of the round."""
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """What a pair can draft: slots of a block, the scores' temperature in each [n_slots], leaves of a tree (1: chains
+    only), the most tokens one pass can verify besides the anchor, and tokens there are.
+    """
+
+    n_slots: int
+    calibration: Floats
+    max_leaves: int
+    draft_max: int
+    n_vocab: int
+
+
 class Fixed:
-    """A fixed number of slots, by default all of the greedy chain, as llama.cpp drafts; 0 is plain decoding."""
+    """The same selection in every round, by the pool and the next token's number; without one, plain decoding."""
 
     is_parked = False
 
-    def __init__(self, n_slots: int, select: Callable[[Lattice], list[int]] | None = None) -> None:
-        self.n_slots, self._select = n_slots, select
+    def __init__(self, n_slots: int = 0, choose: Choose = lambda *_: NOTHING) -> None:
+        self._n_slots, self._choose, self._index = n_slots, choose, 0
 
-    def select(self, lattice: Lattice) -> list[int]:
-        return self._select(lattice) if self._select else greedy(lattice).tokens
+    def begin(self, tokens: Sequence[int], room: int) -> int:
+        self._index = len(tokens)
+        return min(self._n_slots, room)
+
+    def select(self, lattice: Lattice | None) -> Draft:
+        return self._choose(lattice, self._index) if lattice else NOTHING
 
     def learn(self, round: Round) -> None:
         """A fixed plan learns nothing."""
 
 
+def selector(kind: str, n: int, drafting: Drafting, sampler: Sampler) -> Choose:
+    """`n` tokens of the pool chosen by `kind`: "greedy", "expected", "tree" or "sampled"."""
+
+    def weigh(slot: int, scores: NDArray[np.float32]) -> Floats:
+        return sampler.weigh(scores / np.float32(drafting.calibration[slot]))
+
+    def choose(lattice: Lattice, index: int) -> Draft:
+        if kind == "sampled" and sampler.params.temperature > 0:
+            return sampled(lattice, n, weigh, sampler.draft)
+        p = chances(lattice, index, drafting, sampler)
+        if kind == "tree":
+            return BestFirst(lattice, p, n, max_leaves=drafting.max_leaves).tree(n)
+        if kind == "expected":
+            return Expected(lattice, p).path(min(n, len(lattice)))
+        return greedy(lattice, p).head(n)
+
+    return choose
+
+
+def chances(lattice: Lattice, index: int, drafting: Drafting, sampler: Sampler) -> Floats:
+    """P [n_slots, K, K] that the target will choose each candidate behind each other one, its noise being known."""
+    tilted = Lattice(lattice.ids, sampler.tilt(lattice.ids, lattice.scores, index).astype(np.float32))
+    return probabilities(tilted, drafting.calibration[: len(lattice)])
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the user rules: at most and at least so many tokens, and none less likely than `p_min` behind its parent."""
+
+    most: int
+    least: int = 0
+    p_min: float = 0.0
+
+
 class Auto:
-    """The greedy chain at the length that pays best, by the pool's probabilities and what became of earlier ones."""
+    """Whatever promises the most tokens a second, by the pool's probabilities and what became of earlier promises.
 
-    def __init__(self, staircase: Staircase, n_slots: int) -> None:
-        self._cost, self._most = staircase, n_slots
-        self._promised = np.full(n_slots, PRIOR)  # per slot: summed probabilities of survival, and how many survived
-        self._survived = np.full(n_slots, PRIOR)
-        self._sent: list[int] = []
-        self._offered: list[float] = []
-        self._tokens = self._seconds = 0.0  # of the drafting rounds, with `MEMORY`
-        self._n_trial, self._n_rest, self._rest = 0, 0, REST
-        self.n_slots, self.is_parked = n_slots, False
+    One per answer; `record` is what remains from answer to answer. Without `pool` the drafter is never asked.
+    """
 
-    def select(self, lattice: Lattice) -> list[int]:
-        """As much of the greedy chain as maximises expected tokens a second."""
-        path = greedy(lattice)
-        self._offered = path.survival
-        trust = (self._survived / self._promised)[: len(lattice)]
-        least = np.minimum.accumulate(trust)  # behind a slot that promises too much, no slot deserves more trust
-        trust = np.where(least < 1, least, trust)
-        expected = np.cumsum(np.minimum(np.array(path.survival) * trust, 1.0))
-        rates = [1 / self._seconds_of(len(lattice), 0)]
-        rates += [(1 + gain) / self._seconds_of(len(lattice), n) for n, gain in enumerate(expected, 1)]
-        return path.tokens[: int(np.argmax(rates))]
+    def __init__(
+        self, record: Record, drafting: Drafting, bounds: Bounds, sampler: Sampler, *, pool: bool = True
+    ) -> None:
+        self._pool = pool
+        self._record, self._drafting, self._bounds, self._sampler = record, drafting, bounds, sampler
+        self._suffixes = Suffixes()
+        self._index, self._room = 0, 0
+        self._verify = record.staircase.verify
+        self._spent = 0.0  # seconds this round has drafted
+        self._echo, self._matched = NOTHING, 0
+        self._promised: Floats | None = None  # by depth, of what the pool sent this round
+        self._sent: Draft = NOTHING
+
+    @property
+    def is_parked(self) -> bool:
+        return self._record.is_parked and not self._bounds.least
+
+    def begin(self, tokens: Sequence[int], room: int) -> int:
+        self._index, self._room = len(tokens), min(room, self._bounds.most)
+        self._verify = self._record.staircase.at(self._index)
+        self._spent = 0.0
+        self._echo = self._repeat(tokens)
+        rests = self.is_parked or self._rate(self._echo) > self._record.rate
+        if self._room < 1 or not self._pool or (rests and not self._bounds.least):
+            return 0
+        self._spent = self._record.staircase.draft
+        return min(self._drafting.n_slots, room)
+
+    def select(self, lattice: Lattice | None) -> Draft:
+        self._promised, self._sent = None, self._echo
+        if lattice:
+            pool = self._best(lattice)
+            too_short = len(self._echo.tokens) < min(self._bounds.least, self._room)
+            if too_short or self._rate(pool) >= self._rate(self._echo):
+                self._promised, self._sent = _by_depth(pool), pool
+        return self._sent
 
     def learn(self, round: Round) -> None:
-        """Take in what became of a round."""
-        if self.is_parked:
-            self._n_rest -= 1
-            if self._n_rest == 0:
-                self.is_parked, self.n_slots = False, self._most
-            return
-        n = round.n_drafted
-        for counts in (self._promised, self._survived):  # what is not sent drifts back to being believed
-            counts *= MEMORY
-            counts += (1 - MEMORY) * PRIOR
-        self._promised[:n] += self._offered[:n]
-        self._survived[: round.n_accepted] += 1
-        self._tokens = MEMORY * self._tokens + len(round.tokens)
-        self._seconds = MEMORY * self._seconds + self._seconds_of(self.n_slots, n)
-        self._sent = [*self._sent[-15:], n]
-        self.n_slots = min(self._most, max(self._sent) + 1)
-        self._n_trial += 1
-        if self._n_trial >= TRIAL:
-            self._judge()
+        record, n = self._record, len(self._sent.tokens)
+        record.staircase.learn(n + 1, self._index, round.verify_s)
+        if self._spent:
+            record.drafted(len(round.tokens), self._spent + self._verify[n + 1], self._verify[1])
+        elif record.is_parked:
+            record.rested()
+        if self._promised is not None:
+            trust = record.trust.ratio()[: len(self._promised)]
+            record.trust.learn(self._promised / trust, round.n_accepted)
+        elif n:
+            record.learn_echo(self._matched, n, round.n_accepted)
 
-    def _judge(self) -> None:
-        """Park if the latest drafting rounds were slower than plain decoding would have been."""
-        if self._tokens / self._seconds >= 1 / self._cost.verify[1]:
-            self._rest = REST
-            return
-        self._n_rest, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
-        self._n_trial, self._tokens, self._seconds, self._sent = 0, 0.0, 0.0, []
-        self.is_parked, self.n_slots = True, 0
+    def _rate(self, draft: Draft) -> float:
+        """Expected tokens a second of a round that verifies `draft`."""
+        return (1 + sum(draft.survival)) / (self._spent + float(self._verify[len(draft.tokens) + 1]))
 
-    def _seconds_of(self, n_slots: int, n_sent: int) -> float:
-        return self._cost.draft[n_slots] + self._cost.verify[n_sent + 1]
+    def _size(self, gains: Floats) -> int:
+        """How many tokens to send, where `gains[n]` are expected to be accepted of n."""
+        least, most = min(self._bounds.least, self._room), min(len(gains) - 1, self._room)
+        rates = (1 + gains[: most + 1]) / (self._spent + self._verify[1 : most + 2])
+        return min(least, most) + int(rates[min(least, most) :].argmax())
+
+    def _repeat(self, tokens: Sequence[int]) -> Path:
+        """As much of what followed the last time the text ended as now as pays."""
+        said, self._matched = self._suffixes.propose(tokens, self._room)
+        survival = self._record.echo(self._matched, len(said))
+        n = self._size(np.concatenate(([0.0], survival.cumsum()))) if said else 0
+        return Path(said[:n], survival[:n].tolist())
+
+    def _best(self, lattice: Lattice) -> Draft:
+        """The tree, or where there can be none the chain, that pays best."""
+        ratio = self._record.trust.ratio()[: len(lattice)]
+        step = ratio / np.concatenate(([1.0], ratio[:-1]))  # of one slot, given the one before
+        p = np.minimum(chances(lattice, self._index, self._drafting, self._sampler) * step[:, None, None], 1.0)
+        p[p < self._bounds.p_min] = 0.0
+        if self._drafting.max_leaves > 1:
+            nodes = BestFirst(lattice, p, self._room, max_leaves=self._drafting.max_leaves)
+            return nodes.tree(self._size(np.concatenate(([0.0], np.cumsum(nodes.survival)))))
+        chains = Expected(lattice, p)
+        return chains.path(self._size(chains.gains))
+
+
+def _by_depth(draft: Draft) -> Floats:
+    """Summed probabilities of survival at each distance from the anchor, 1 first."""
+    depth = np.array(depths(draft), np.intp)
+    return np.bincount(depth - 1, weights=draft.survival).astype(np.float64) if len(depth) else np.zeros(0)

@@ -15,6 +15,11 @@ def read(path: str | os.PathLike[str]) -> list[str]:
 
     Raises OptionError for a file that cannot be read, holds no prompt, or has a line that fits neither form.
     """
+    return [prompt for prompts in by_class(path).values() for prompt in prompts]
+
+
+def by_class(path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """As `read`, by the field `class` of each object; what has none is of the class "file"."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -26,24 +31,30 @@ def read(path: str | os.PathLike[str]) -> list[str]:
     return prompts
 
 
-def own() -> list[str]:
-    """The five prompts that ship with the package: explanation, code, arithmetic, copying, a list."""
+def own() -> dict[str, list[str]]:
+    """The prompts that ship with the package, two of each class: chat, code, maths, copy, long."""
     text = resources.files("localspec").joinpath("data/prompts.jsonl").read_text(encoding="utf-8")
     return _parse(text, "data/prompts.jsonl")
 
 
-def _parse(text: str, name: str) -> list[str]:
+def _parse(text: str, name: str) -> dict[str, list[str]]:
     lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines or not lines[0][1].lstrip().startswith("{"):
-        return [line for _, line in lines]
-    return [_field(line, f"line {n} of {name}") for n, line in lines]
+    found: dict[str, list[str]] = {}
+    for n, line in lines:
+        kind, prompt = "file", line
+        if lines[0][1].lstrip().startswith("{"):
+            kind, prompt = _fields(line, f"line {n} of {name}")
+        found.setdefault(kind, []).append(prompt)
+    return found
 
 
-def _field(line: str, where: str) -> str:
+def _fields(line: str, where: str) -> tuple[str, str]:
+    """Class and prompt of a line of JSONL."""
     try:
-        prompt = json.loads(line)["prompt"]
+        fields = json.loads(line)
+        prompt = fields["prompt"]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise OptionError(f"{where} is not a JSON object with a field 'prompt'.") from error
     if not isinstance(prompt, str):
         raise OptionError(f"{where} has a 'prompt' that is no text but {type(prompt).__name__}.")
-    return prompt
+    return str(fields.get("class", "file")), prompt

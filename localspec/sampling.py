@@ -77,24 +77,70 @@ class SamplingParams:
 
 
 class Sampler:
-    """Chooses tokens under `params`. One uniform number is drawn per chosen token, in order, and only for tokens
-    that are kept: the same seed gives the same text with and without a drafter.
+    """Chooses tokens under `params`.
+
+    A draw adds noise to the logarithms of the probabilities and takes the best (Gumbel-max). The noise is a function of
+    seed, place in the text and token, so the same seed gives the same text with and without a drafter, and a drafter
+    that adds the very noise to its own scores is right more often (Daliri et al. 2025, "Coupling without
+    communication and drafter-invariant speculative decoding"). Rejection sampling has streams of its own instead: what
+    is drafted, whether it is accepted, and what replaces it must not share their randomness.
     """
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self.window = params.penalty_last_n if params.penalised else 0  # how much history `choose` looks at
-        self._random = np.random.default_rng(params.seed)
+        root = np.random.SeedSequence(params.seed)
+        self._key = int(root.generate_state(1, np.uint64)[0])
+        self.draft, self.accept, self.residual = map(np.random.default_rng, root.spawn(3))
 
-    def choose(self, row: Row, history: Sequence[int]) -> int:
-        """The target's token for `row` [n_vocab] after the tokens in `history` (its last `window` count)."""
-        if self.params.penalised:
-            row = penalise(row, history, self.params)
+    def choose(self, row: Row, history: Sequence[int], index: int) -> int:
+        """The target's token number `index` of the text, for `row` [n_vocab] behind the tokens in `history`.
+
+        Of `history` only the last `window` tokens count.
+        """
         if self.params.temperature == 0:
-            return int(row.argmax())
-        ids, p = distribution(row, self.params)
-        upto = p.cumsum()
-        return int(ids[np.searchsorted(upto, self._random.random() * upto[-1], side="right")])
+            return int(self._penalised(row, history).argmax())
+        ids, p = self.distribution(row, history)
+        with np.errstate(divide="ignore"):  # a vanishing temperature leaves probabilities of 0
+            return int(ids[(np.log(p) + self.noise(index, ids)).argmax()])
+
+    def distribution(self, row: Row, history: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The tokens that can follow and their probabilities, after penalties and filters; needs a temperature."""
+        return distribution(self._penalised(row, history), self.params)
+
+    def weigh(self, scores: Row) -> NDArray[np.float64]:
+        """The probabilities of a few candidates by their scores [K], under the same filters and temperature."""
+        ids, p = distribution(scores, self.params)
+        out = np.zeros(len(scores))
+        out[ids] = p
+        return out
+
+    def tilt(self, ids: NDArray[np.int32], scores: NDArray[np.float32], index: int) -> NDArray[np.float64]:
+        """A drafter's `scores` [n_slots, K, K] of the candidates `ids` [n_slots, K] with the noise that the target will
+        draw with from token number `index` on, in logits; what the target would filter out is out.
+        """
+        if self.params.temperature == 0:
+            return scores.astype(np.float64)
+        places = np.arange(index, index + len(ids))[:, None]
+        tilted = scores + self.params.temperature * self.noise(places, ids)[:, None, :]
+        if self.params.min_p > 0:
+            tilted[scores < scores.max(axis=2, keepdims=True) + np.log(self.params.min_p)] = -np.inf
+        return tilted
+
+    def noise(self, index: int | NDArray[np.int64], ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Standard Gumbel noise for the tokens `ids` at place `index` of the text: hashed (splitmix64), not drawn."""
+        with np.errstate(over="ignore"):
+            x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            x = x + (np.asarray(index).astype(np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
+            x ^= np.uint64(self._key)
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+            x ^= x >> np.uint64(31)
+        uniform = ((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # never 0, never 1
+        return -np.log(-np.log(uniform))
+
+    def _penalised(self, row: Row, history: Sequence[int]) -> Row:
+        return penalise(row, history, self.params) if self.params.penalised else row
 
 
 def penalise(row: Row, history: Sequence[int], params: SamplingParams) -> Row:

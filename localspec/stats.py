@@ -9,11 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the loop: `tokens` were emitted, the first `n_accepted` of them drafted. Seconds per step."""
+    """One round of the loop: `tokens` were emitted, the first `n_accepted` of them drafted. Seconds per step.
+
+    `n_drafted` tokens were verified, up to `n_deep` of them behind each other (all of them, if the draft was a chain).
+    """
 
     tokens: list[int]
     n_drafted: int
     n_accepted: int
+    n_deep: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0
     inject_s: float = 0.0
@@ -60,7 +64,7 @@ class Stats:
         self.draft_s += round.draft_s
         self.verify_s += round.verify_s
         self.inject_s += round.inject_s
-        _count(self.drafted_per_slot, round.n_drafted)
+        _count(self.drafted_per_slot, round.n_deep)
         _count(self.accepted_per_slot, round.n_accepted)
 
     def merge(self, other: Stats) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from localspec.check import Report
     from localspec.models import PairEntry
     from localspec.pair import Pair, Result, Stream
+    from localspec.record import Staircase
 
 HELP = """\
 /help           this list
@@ -224,19 +225,34 @@ def show_check(report: Report) -> None:
 
 def show_bench(figures: dict[str, Any]) -> None:
     """The outcome of `localspec bench`."""
-    plain, spec = figures["plain"], figures["spec"]
-    table = Table("", "tokens/s", "lowest", "highest", box=None, padding=(0, 2))
-    for name, side in (("plain", plain), ("with drafter", spec)):
-        speeds = (side["predicted_per_second" + end] for end in ("", "_min", "_max"))
-        table.add_row(name, *(f"{speed:.1f}" for speed in speeds))
+    modes = figures["modes"]
+    classes = list(modes["plain"]["classes"])
+    table = Table("", "tokens/s", "speed-up", *classes, "a round", "accepted", box=None, padding=(0, 2))
+    for name, mode in modes.items():
+        per_class = [f"{mode['classes'][kind]:.2f}" for kind in classes]
+        drafted = (f"{mode['acceptance_length']:.2f}", f"{mode['accepted_share']:.0%}" if mode["draft_n"] else "")
+        table.add_row(name, f"{mode['predicted_per_second']:.1f}", f"{mode['ratio']:.2f}", *per_class, *drafted)
     console = out()
     console.print(table)
-    slots = " ".join(f"{share:.0%}" for share in spec["accepted_per_slot"])
-    console.print(f"speed-up {figures['ratio']:.2f} (median of {figures['repeats']})")
     console.print(
-        f"acceptance length {spec['acceptance_length']:.2f}, {spec['accepted_share']:.0%} of {spec['draft_n']} drafted"
+        f"medians of {figures['repeats']}; an oracle in the drafter's pool would say "
+        f"{figures['oracle_acceptance_length']:.2f} tokens a round, the greedy walk {figures['acceptance_length']:.2f}"
     )
-    console.print(f"accepted per slot {slots}")
+    for name, mode in modes.items():
+        if mode["accepted_per_slot"] and name != "ngram":
+            console.print(f"{name}: kept per slot {' '.join(f'{share:.0%}' for share in mode['accepted_per_slot'])}")
+
+
+def show_costs(staircase: Staircase) -> None:
+    """The outcome of `localspec tune`."""
+    table = Table("tokens in a pass", "ms", "of one token", box=None, padding=(0, 2))
+    one = float(staircase.verify[1])
+    for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+        if n < len(staircase.verify):
+            seconds = float(staircase.verify[n])
+            table.add_row(str(n), f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}")
+    table.add_row("a drafted block", f"{1e3 * staircase.draft:.2f}", f"{staircase.draft / one:.2f}")
+    out().print(table)
 
 
 def show_models(entries: list[PairEntry]) -> None:

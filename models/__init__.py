@@ -43,17 +43,13 @@ class TargetSource:
 
 @dataclass(frozen=True, slots=True)
 class PairEntry:
-    """One pair: where its target comes from, which drafter in this folder goes with it, and how to run both.
-
-    `draft_max` is the number of tokens to draft a round that was measured best; None is the drafter's whole block.
-    """
+    """One pair: where its target comes from, and which drafter in this folder goes with it."""
 
     name: str
     summary: str
     license: str
     target: TargetSource
     drafter: str
-    draft_max: int | None = None
 
     def folder(self) -> Path:
         """Where the target lies; another target under the same name lies elsewhere."""

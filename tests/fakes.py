@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -92,28 +93,38 @@ class FakeTarget:
         self._decode(tokens)
         self.faults.check("prefill", True)
 
-    def verify(self, tokens: Sequence[int]) -> np.ndarray:
+    def verify(self, anchor: int, draft: Any) -> np.ndarray:
         self.calls["verify"] += 1
         self.faults.check("verify", False)
         start = len(self.memory)
-        self._decode(tokens)
-        self._verified = len(tokens)
+        self._decode([anchor, *draft.tokens])
+        self._verified, self._ways = len(draft.tokens) + 1, [[anchor]]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            self._ways.append([*self._ways[parent + 1], token])
+        if self._batch:
+            self._batch = [(start + len(way) - 1, way[-1]) for way in self._ways]
         self.faults.check("verify", True)
-        return np.stack([self.logits(self.memory[: start + k + 1]) for k in range(len(tokens))])
+        return np.stack([self.logits(self.memory[:start] + way) for way in self._ways])
 
-    def features(self, n: int) -> np.ndarray:
+    def features(self, rows: Any) -> np.ndarray:
         assert self._batch is not None, "features that nobody asked for"
-        assert n <= len(self._batch)
-        return np.array(self._batch[:n], np.float32).reshape(n, 2)
+        if isinstance(rows, slice):
+            assert rows.stop <= len(self._batch)
+            return np.array(self._batch[rows], np.float32)
+        return np.array([self._batch[row] for row in rows], np.float32).reshape(len(rows), 2)
 
-    def rollback(self, n: int) -> None:
-        self.calls["rollback"] += 1
+    def keep(self, rows: Sequence[int]) -> None:
+        self.calls["keep"] += 1
         assert self._verified, "a second rollback after one verify"
-        assert n > len(self.memory) - self._verified, "a whole decode rolled back"
-        self.faults.check("rollback", False)
-        del self.memory[n:]
+        assert rows[0] == 0, "a whole decode rolled back"
+        self.faults.check("keep", False)
+        way = self._ways[rows[-1]]
+        assert [self._ways[row] for row in rows] == [way[: k + 1] for k in range(len(way))], (
+            "no way down from the anchor"
+        )
+        self.memory[len(self.memory) - self._verified :] = way
         self._verified = 0
-        self.faults.check("rollback", True)
+        self.faults.check("keep", True)
 
     def rewind(self, n: int) -> int:
         if n < len(self.memory):

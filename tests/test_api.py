@@ -93,9 +93,11 @@ PURE = {
     "lattice": set(),
     "paths": {"lattice"},
     "sampling": set(),
-    "accept": {"sampling"},
+    "accept": {"paths"},
     "stats": set(),
-    "planner": {"lattice", "paths", "stats"},
+    "ngram": set(),
+    "record": {"ngram"},
+    "planner": {"lattice", "paths", "ngram", "record", "sampling", "stats"},
 }
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
@@ -103,11 +105,12 @@ LAYERS: dict[str, set[str]] = {
     **PURE,
     "llama": {"cache"},
     "compat": {"llama"},
-    "target": {"llama", "lattice"},
+    "target": {"llama", "lattice", "paths"},
     "drafter": {"llama", "lattice", "target"},
     "generate": {"target", "drafter", "lattice", "paths", "planner", "sampling", "accept", "stats"},
-    "staircase": {"cache", "target", "drafter", "planner"},
+    "staircase": {"cache", "target", "drafter", "paths", "record"},
     "text": {"llama"},
+    "options": {"lattice", "paths", "planner", "sampling", "text"},
     "chat": {"generate", "text"},
 }
 TOP = {"pair", "check", "bench", "prompts", "probe", "app", "terminal", "distill", "models", "convert"}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -52,7 +53,7 @@ def test_run_puts_the_answer_alone_on_stdout(files: tuple[str, ...]) -> None:
 
 
 def test_run_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
-    answer = json.loads(call("run", *files, "-p", "abc", "-n", "20", "--draft-max", "7", "--json").stdout)
+    answer = json.loads(call("run", *files, "-p", "abc", "-n", "20", "--path", "greedy", "--json").stdout)
     assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
     assert len(answer["tokens"]) == answer["stats"]["predicted_n"] == 20
     assert answer["finish_reason"] == "length"
@@ -91,32 +92,66 @@ def test_check_reports_a_difference_and_fails(files: tuple[str, ...], monkeypatc
     from localspec import generate
 
     honest = generate.sample_and_match
-    monkeypatch.setattr(  # a bug: whatever was drafted is believed
-        generate, "sample_and_match", lambda rows, draft, choose: [*draft, 0] if draft else honest(rows, draft, choose)
-    )
-    done = call("check", *files, "-n", "20", "--draft-max", "7", "--json")
+
+    def believe(
+        rows: Any, draft: Any, choose: Any
+    ) -> tuple[list[int], list[int]]:  # a bug: all that was drafted is kept
+        n = len(draft.tokens)
+        return ([*draft.tokens, 0], list(range(n + 1))) if n else honest(rows, draft, choose)
+
+    monkeypatch.setattr(generate, "sample_and_match", believe)
+    done = call("check", *files, "-n", "20", "--json")
     report = json.loads(done.stdout)
     assert done.exit_code == 1
     assert report["different"] > 0
     assert all(len(d["logits"]) == 2 for d in report["details"])
 
 
-def test_bench_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
-    figures = json.loads(call("bench", *files, "-n", "16", "--repeats", "2", "--draft-max", "7", "--json").stdout)
-    assert {"plain", "spec", "ratio", "machine"} <= set(figures)
-    assert figures["plain"]["predicted_per_second"] > 0
-    assert {"acceptance_length", "draft_n", "draft_n_accepted", "accepted_per_slot"} <= set(figures["spec"])
-    assert len(figures["spec"]["accepted_per_slot"]) == 7
-    assert len(figures["ratios"]) == 2
+def test_bench_json_has_the_promised_fields(files: tuple[str, ...], tmp_path: Path) -> None:
+    options = ["-n", "16", "--repeats", "2", "--synthetic", "0.9", "--plot", str(tmp_path / "plot.png"), "--json"]
+    (tmp_path / "p.txt").write_text("abc abc abc\nhello\n")
+    figures = json.loads(call("bench", *files, "-f", str(tmp_path / "p.txt"), *options).stdout)
+    assert set(figures["modes"]) == {"plain", "greedy", "tree", "ngram", "auto", "synthetic"}
+    assert {"oracle_acceptance_length", "acceptance_length", "machine", "prompts"} <= set(figures)
+    assert figures["oracle_acceptance_length"] >= figures["acceptance_length"] >= 1
+    for mode in figures["modes"].values():
+        assert mode["predicted_per_second"] > 0
+        assert mode["predicted_n"] == 32
+        assert mode["classes"].keys() == {"file"}
+        assert len(mode["ratios"]) == 2
+    assert figures["modes"]["plain"]["ratio"] == 1.0
+    greedy = figures["modes"]["greedy"]
+    assert len(greedy["accepted_per_slot"]) == 7
+    assert {"acceptance_length_fresh", "acceptance_length_repeating", "host_share", "draft_n_accepted"} <= set(greedy)
+    assert figures["modes"]["synthetic"]["accepted_share"] > 0.6
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_takes_a_draft_length_for_the_side_that_drafts(files: tuple[str, ...]) -> None:
+def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) -> None:
     from localspec.bench import bench
     from localspec.pair import Pair
 
     with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
-        figures = bench(pair, ["abc"], repeats=1, max_tokens=10, draft_max=2)
-    assert len(figures["spec"]["accepted_per_slot"]) == 2
+        figures = bench(pair, {"one": ["abc"]}, modes=["greedy"], repeats=1, max_tokens=10, draft_max=2)
+    assert len(figures["modes"]["greedy"]["accepted_per_slot"]) == 2
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -> None:
+    from localspec.bench import bench
+    from localspec.pair import Pair
+
+    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+        modes = bench(pair, {"one": ["abc"]}, modes=[], repeats=1, max_tokens=400, synthetic=rate)["modes"]
+    assert modes["synthetic"]["accepted_per_slot"][0] == pytest.approx(rate, abs=0.12)
+    assert modes["synthetic"]["acceptance_length"] == pytest.approx(sum(rate**k for k in range(8)), rel=0.15)
+
+
+def test_tune_shows_the_staircase(files: tuple[str, ...]) -> None:
+    done = call("tune", *files)
+    assert done.exit_code == 0
+    assert "a drafted block" in done.stdout
+    assert done.stdout.splitlines()[1].split()[::2] == ["1", "1.00"]
 
 
 def test_piped_chat_answers_line_by_line_and_ends(files: tuple[str, ...]) -> None:
@@ -149,7 +184,7 @@ def test_a_mistake_gets_one_sentence(arguments: tuple[str, ...], words: list[str
 
 
 def test_options_out_of_range_are_refused(files: tuple[str, ...]) -> None:
-    for option, value in (("--temp", "-1"), ("--top-p", "0"), ("--draft-max", "8"), ("-c", "0"), ("--min-p", "2")):
+    for option, value in (("--temp", "-1"), ("--top-p", "0"), ("--draft-max", "33"), ("-c", "0"), ("--min-p", "2")):
         done = call("run", *files, "-p", "x", "-n", "2", option, value)
         assert (done.exit_code, done.stdout) == (1, ""), option
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from test_accept import chi_square
 
 import localspec
-from localspec import models, prompts
+from localspec import models, paths, prompts
+from localspec.accept import rejection
 from localspec.check import check
 from localspec.llama import read_header
 from localspec.pair import Pair
+from localspec.paths import NOTHING
+from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import total
+
+OWN = [text for some in prompts.own().values() for text in some if len(text) < 1000]
 
 
 @pytest.fixture(scope="module")
@@ -20,25 +28,92 @@ def pair() -> Iterator[Pair]:
         yield loaded
 
 
-@pytest.mark.parametrize("draft_max", [2, 7])
-def test_the_words_are_those_of_plain_decoding(pair: Pair, draft_max: int) -> None:
-    report = check(pair, prompts.own(), max_tokens=60, draft_max=draft_max)
+@pytest.mark.parametrize(
+    ("path", "draft_max"), [("greedy", 2), ("greedy", 7), ("expected", 7), ("tree", 16), ("tree", 32), ("auto", None)]
+)
+def test_the_words_are_those_of_plain_decoding(pair: Pair, path: str, draft_max: int | None) -> None:
+    report = check(pair, OWN, max_tokens=60, path=path, draft_max=draft_max)
     for d in report.details:
         print(d)
-    assert report.prompts == 5
+    assert report.prompts == 8
     assert report.different == 0
 
 
+def test_after_trees_the_memory_is_that_of_plain_decoding_to_the_last_bit(pair: Pair) -> None:
+    """Rejected branches lie between kept tokens; had later tokens filled their cells, the last bits would differ."""
+    for prompt in OWN:
+        ids = pair.encode(prompt)
+        rows = []
+        for options in ({"path": "tree", "draft_max": 16}, {"spec": False}):
+            pair.engine.forget()
+            said = pair.generate(ids, max_tokens=80, **options).tokens
+            pair.engine.start([*ids, *said], spec=False)
+            rows.append(pair.engine.target.verify(pair.engine.tokens[-1], NOTHING)[0].copy())
+            pair.engine.target.keep([0])
+            pair.engine.forget()
+        assert np.array_equal(*rows)
+
+
+def test_rejection_on_the_real_pair_leaves_the_targets_distribution(pair: Pair) -> None:
+    """The first two tokens, 20,000 times: drawn from the real pool, judged by the real logits behind each first one."""
+    assert pair.engine.drafter is not None
+    sampler = Sampler(SamplingParams(temperature=0.8, seed=7))
+    ids = pair.encode("Write a sentence about the sea.")
+    ids += pair.generate(ids, max_tokens=9, spec=False).tokens  # there pool and target agree in part
+    pair.engine.start(ids, spec=True)
+    pool = pair.engine.drafter.draft(ids[-1], 7)
+    first_row = pair.engine.target.verify(ids[-1], NOTHING)[0].copy()
+    pair.engine.target.keep([0])
+    firsts, p = sampler.distribution(first_row, ids)
+    second_rows = rows_behind(pair, firsts.tolist())
+    joint = {
+        (first, int(second)): float(p_first * p_second)
+        for first, p_first in zip(firsts.tolist(), p, strict=True)
+        for second, p_second in zip(*sampler.distribution(second_rows[first], ids), strict=True)
+    }
+    seen: Counter[tuple[int, ...]] = Counter()
+    n_accepted = 0
+    for _ in range(20_000):
+        path = paths.sampled(pool, 1, lambda _, scores: sampler.weigh(scores), sampler.draft)
+        behind = second_rows.get(path.tokens[0], first_row)  # not looked at where p of the first is 0
+        said, _ = rejection(np.stack([first_row, behind]), path, sampler.distribution, sampler)
+        n_accepted += len(said) - 1
+        if len(said) == 1:
+            said.append(draw(*sampler.distribution(second_rows[said[0]], said), sampler.residual))
+        seen[said[0], said[1]] += 1
+    assert 1000 < n_accepted < 19_000, "no case of one of the two kinds"
+    assert chi_square(seen, joint) < 3.7
+
+
+def draw(ids: np.ndarray, p: np.ndarray, random: np.random.Generator) -> int:
+    return int(random.choice(ids, p=p))
+
+
+def rows_behind(pair: Pair, tokens: list[int]) -> dict[int, np.ndarray]:
+    """The target's logits behind the prompt and each of `tokens`, many sequences in one batch."""
+    target, rows = pair.engine.target, {}
+    n = target.n_past
+    target.rewind(n - 1)
+    for start in range(0, len(tokens), 16):
+        some = tokens[start : start + 16]
+        logits = target.verify(pair.engine.tokens[-1], paths.Tree(some, [-1] * len(some), [0.1] * len(some)))
+        rows |= {token: row.copy() for token, row in zip(some, logits[1:], strict=True)}
+        target.keep([0])
+        target.rewind(n - 1)
+    pair.engine.forget()
+    return rows
+
+
 def test_the_drafter_is_real(pair: Pair) -> None:
-    stats = total(pair.generate(prompt, max_tokens=60, draft_max=7).stats for prompt in prompts.own())
+    stats = total(pair.generate(prompt, max_tokens=60, path="greedy").stats for prompt in OWN)
     assert stats.acceptance_length > 1.3  # a random drafter has 1.00
     assert stats.acceptance_per_slot[0] > 0.25
 
 
 def test_a_second_turn_reads_only_what_is_new(pair: Pair) -> None:
     chat = pair.chat(system="Answer in one sentence.")
-    first = chat.send("What is the capital of France?", max_tokens=30, draft_max=7)
-    second = chat.send("And of Italy?", max_tokens=30, draft_max=7)
+    first = chat.send("What is the capital of France?", max_tokens=30, path="greedy")
+    second = chat.send("And of Italy?", max_tokens=30, path="greedy")
     assert first.stats.cached_n < 10
     assert second.stats.cached_n >= first.stats.prompt_n + first.stats.predicted_n - 2
     assert second.stats.prompt_n < 30
@@ -55,7 +130,7 @@ def test_at_a_temperature_the_seed_decides(pair: Pair) -> None:
 def test_a_seed_gives_the_words_of_plain_decoding(pair: Pair, seed: int) -> None:
     options = {"max_tokens": 60, "temperature": 0.8, "seed": seed}
     plain = pair.generate("Write a haiku about rain.", spec=False, **options)
-    assert pair.generate("Write a haiku about rain.", draft_max=7, **options).tokens == plain.tokens
+    assert pair.generate("Write a haiku about rain.", path="greedy", **options).tokens == plain.tokens
 
 
 def test_the_drafter_file_says_whose_it_is_and_is_small() -> None:

@@ -28,7 +28,8 @@ def test_a_drafter_is_made_and_drafts(tmp_path: Path) -> None:
     assert len(header.read_i64("d2t")) <= 64
     log = [json.loads(line) for line in (tmp_path / "out" / "run" / "log.jsonl").read_text().splitlines()]
     assert any("eval_loss" in row for row in log)
-    with Pair(target, drafter, n_ctx=256, n_threads=1, draft_max=7) as pair:
+    with Pair(target, drafter, n_ctx=256, n_threads=1) as pair:
+        pair.path = "greedy"
         assert check(pair, ["abc", "xyz"], max_tokens=30).different == 0
 
 

@@ -37,6 +37,7 @@ def engine(draft: str | None = "adversarial", *, block_size: int = 8, **target: 
 def check_memories(pair: Engine, *, spec: bool) -> None:
     assert pair.target.memory == pair.tokens[:-1]
     if spec:
+        pair._inject_pending()  # what a full context leaves for later
         assert pair.drafter.memory == pair.tokens[:-1]
 
 
@@ -51,7 +52,7 @@ class Answer:
         n_draft: int = 7,
         max_tokens: int | None = 60,
         stop: tuple[str, ...] = (),
-        select: Any = None,
+        select: Any = paths.greedy,
         **sampling: Any,
     ) -> None:
         self.pair, self.rounds, self.spec = pair, [], n_draft > 0 and pair.drafter is not None
@@ -61,10 +62,12 @@ class Answer:
         check_memories(pair, spec=self.spec)
         self.tokens: list[int] = []
         sampler = Sampler(SamplingParams(**sampling))
-        for one in generate(pair, plan=Fixed(n_draft, select), sampler=sampler, clip=self.text.clip):
+        for one in generate(
+            pair, plan=Fixed(n_draft, lambda pool, _: select(pool)), sampler=sampler, clip=self.text.clip
+        ):
             self.take(one)
         assert pair.tokens == prompt + self.tokens
-        assert pair.target.calls["verify"] == pair.target.calls["rollback"]
+        assert pair.target.calls["verify"] == pair.target.calls["keep"]
 
     def take(self, one: Round) -> None:
         self.rounds.append(one)
@@ -136,14 +139,14 @@ def test_without_drafter_nothing_is_drafted() -> None:
 def test_a_path_may_be_shorter_than_the_pool_or_empty() -> None:
     """What select leaves out is not verified; the drafter's memory keeps up all the same."""
     for keep in (0, 1, 3):
-        answer = Answer(engine("perfect"), select=lambda pool, keep=keep: paths.greedy(pool).tokens[:keep])
+        answer = Answer(engine("perfect"), select=lambda pool, keep=keep: paths.greedy(pool).head(keep))
         assert answer.tokens == plain().tokens
         assert {one.n_drafted for one in answer.rounds} == {keep}
 
 
 def test_a_path_may_leave_the_pool() -> None:
-    def select(pool: Lattice) -> list[int]:
-        return [23] * len(pool)
+    def select(pool: Lattice) -> paths.Path:
+        return paths.Path([23] * len(pool), [1.0] * len(pool))
 
     assert Answer(engine("perfect"), select=select).tokens == plain().tokens
 
@@ -275,8 +278,8 @@ POINTS = [
     ("target", "prefill", True),
     ("target", "verify", False),
     ("target", "verify", True),
-    ("target", "rollback", False),
-    ("target", "rollback", True),
+    ("target", "keep", False),
+    ("target", "keep", True),
     ("drafter", "draft", False),
     ("drafter", "draft", True),
     ("drafter", "inject", False),
@@ -320,12 +323,12 @@ def test_an_interrupt_in_pythons_part_of_a_step(where: str) -> None:
     sampler, text = Sampler(SamplingParams()), TextStream(letters(), Limits(20))
     if where == "choose":
         sampler.choose = interrupt  # type: ignore[method-assign]
-    select = interrupt if where == "select" else lambda pool: paths.greedy(pool).tokens
+    select = interrupt if where == "select" else paths.greedy
     clip = interrupt if where == "clip" else text.clip
 
     def step() -> None:
         pair.start([*PROMPT, 1, 2], spec=True, progress=interrupt if where == "progress" else None)
-        pair.round(7, select, sampler, clip)
+        pair.round(Fixed(7, lambda pool, _: select(pool)), sampler, clip)
 
     with pytest.raises(KeyboardInterrupt):
         step()
@@ -336,7 +339,9 @@ def test_an_answer_left_between_rounds_keeps_the_memory() -> None:
     pair = engine("perfect")
     text = TextStream(letters(), Limits(60))
     pair.start(PROMPT, spec=True)
-    rounds = generate(pair, plan=Fixed(7), sampler=Sampler(SamplingParams()), clip=text.clip)
+    rounds = generate(
+        pair, plan=Fixed(7, lambda pool, _: paths.greedy(pool)), sampler=Sampler(SamplingParams()), clip=text.clip
+    )
     said = [*next(rounds).tokens, *next(rounds).tokens]
     rounds.close()
     check_memories(pair, spec=True)
@@ -350,7 +355,9 @@ def test_a_new_answer_ends_the_old_one() -> None:
 
     def answer() -> Iterator[Round]:
         text = TextStream(letters(), Limits(60))
-        return generate(pair, plan=Fixed(7), sampler=Sampler(SamplingParams()), clip=text.clip)
+        return generate(
+            pair, plan=Fixed(7, lambda pool, _: paths.greedy(pool)), sampler=Sampler(SamplingParams()), clip=text.clip
+        )
 
     pair.start(PROMPT, spec=True)
     old = answer()
@@ -373,12 +380,14 @@ class Resting(Fixed):
     """Drafts in one round of `every`, as a planner that parks and probes."""
 
     def __init__(self, every: int) -> None:
-        super().__init__(7)
+        super().__init__(7, lambda pool, _: paths.greedy(pool))
         self.every, self.n = every, 0
+
+    def begin(self, tokens: Any, room: int) -> int:
+        return super().begin(tokens, room) if self.n % self.every == 0 else 0
 
     def learn(self, round: Any) -> None:
         self.n += 1
-        self.n_slots = 7 if self.n % self.every == 0 else 0
 
 
 @pytest.mark.parametrize("every", [2, 5, 100])

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from localspec import paths
 from localspec.lattice import Lattice
-from localspec.planner import Auto, Fixed, Staircase
+from localspec.paths import NOTHING, Path
+from localspec.planner import Auto, Bounds, Drafting, Fixed, selector
+from localspec.record import Record, Staircase
+from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import Round
 
-N_SLOTS, K = 7, 4
-FLAT = Staircase([0, *[1.0 + 0.02 * n for n in range(8)]], [0, *[0.1 + 0.01 * m for m in range(7)]])  # like a GPU
-STEEP = Staircase([0, *[1.0 + 0.7 * n for n in range(8)]], [0, *[0.5 + 0.05 * m for m in range(7)]])  # like a weak CPU
+N_SLOTS, K, MOST = 7, 4, 16
+FLAT = ([0, *[1.0 + 0.02 * n for n in range(MOST + 1)]], 0.15)  # like a GPU
+STEEP = ([0, *[1.0 + 0.7 * n for n in range(MOST + 1)]], 0.8)  # like a weak CPU
+CHAINS = Drafting(N_SLOTS, np.ones(N_SLOTS), 1, MOST, 1000)
+TREES = Drafting(N_SLOTS, np.ones(N_SLOTS), 8, MOST, 1000)
+Cost = tuple[list[float], float]
+
+
+def record(cost: Cost) -> Record:
+    return Record(Staircase(*cost), N_SLOTS)
+
+
+def auto(
+    cost: Cost, known: Record | None = None, drafting: Drafting = CHAINS, bounds: Any = None, **sampling: Any
+) -> Auto:
+    return Auto(known or record(cost), drafting, bounds or Bounds(MOST), Sampler(SamplingParams(seed=0, **sampling)))
 
 
 def pool(confidence: float, n: int = N_SLOTS) -> Lattice:
@@ -21,69 +40,182 @@ def pool(confidence: float, n: int = N_SLOTS) -> Lattice:
     return Lattice(np.arange(n * K, dtype=np.int32).reshape(n, K), scores)
 
 
-def seconds(
-    cost: Staircase, said: float, right: float, n_tokens: int, plan: Auto | None = None, seed: int = 0
-) -> float:
-    """Seconds a token for `n_tokens` tokens, with a drafter that claims `said` a slot and is right with `right`."""
-    plan, rng = plan or Auto(cost, N_SLOTS), np.random.default_rng(seed)
+def fresh(n: int = 5) -> list[int]:
+    """A text that has never repeated itself."""
+    return list(range(1000, 1000 + n))
+
+
+def first(plan: Auto, lattice: Lattice) -> paths.Draft:
+    assert plan.begin(fresh(), 100) == N_SLOTS
+    return plan.select(lattice)
+
+
+def run(
+    cost: Cost, said: float, right: float, n_tokens: int, known: Record | None = None, **options: Any
+) -> tuple[float, Record]:
+    """Seconds a token over answers of 200, with a drafter that claims `said` a slot and is right with `right`."""
+    known, rng = known or record(cost), np.random.default_rng(0)
+    verify, block = cost
     spent, emitted = 0.0, 0
     while emitted < n_tokens:
-        n_slots = plan.n_slots
-        draft = plan.select(pool(said, n_slots)) if n_slots else []
-        n = int(np.argmin([*(rng.random(len(draft)) < right), False]))
-        spent += cost.draft[n_slots] + cost.verify[len(draft) + 1]
-        emitted += n + 1
-        plan.learn(Round(tokens=list(range(n + 1)), n_drafted=len(draft), n_accepted=n))
-    return spent / emitted
+        plan, text = auto(cost, known, **options), fresh()
+        while len(text) < 200:
+            n_slots = plan.begin(text, 1000)
+            draft = plan.select(pool(said, n_slots) if n_slots else None)
+            alive = [-1]
+            for node, parent in enumerate(draft.parents):
+                candidate = draft.tokens[node] % K  # 0 is right with `right`, the others share the rest
+                chance = right if candidate == 0 else (1 - right) / (K - 1)
+                if parent == alive[-1] and rng.random() < chance:
+                    alive.append(node)
+            n, seconds = len(alive) - 1, verify[len(draft.tokens) + 1]
+            spent += seconds + block * (n_slots > 0)
+            emitted += n + 1
+            text += range(2000 + emitted - n - 1, 2000 + emitted)
+            plan.learn(Round(list(range(n + 1)), len(draft.tokens), n, verify_s=seconds))
+    return spent / emitted, known
 
 
 def test_a_sure_drafter_on_a_flat_staircase_sends_everything() -> None:
-    assert len(Auto(FLAT, N_SLOTS).select(pool(0.99))) == N_SLOTS
+    assert len(first(auto(FLAT), pool(0.99)).tokens) == N_SLOTS
 
 
 def test_an_unsure_drafter_on_a_steep_staircase_sends_nothing() -> None:
-    assert Auto(STEEP, N_SLOTS).select(pool(0.3)) == []
+    assert first(auto(STEEP), pool(0.3)).tokens == []
 
 
-def test_what_is_sent_is_the_greedy_chain() -> None:
-    lattice = pool(0.7)
-    sent = Auto(FLAT, N_SLOTS).select(lattice)
-    assert sent == Fixed(N_SLOTS).select(lattice)[: len(sent)]
-    assert sent
+def test_where_trees_can_be_a_tree_is_sent() -> None:
+    draft = first(auto(FLAT, drafting=TREES), pool(0.5))
+    assert draft.parents != list(range(-1, len(draft.tokens) - 1))
+    assert sum(draft.survival) > sum(first(auto(FLAT), pool(0.5)).survival)
 
 
 @pytest.mark.parametrize("cost", [FLAT, STEEP])
 @pytest.mark.parametrize("said", [0.5, 0.99])
-def test_a_useless_drafter_costs_next_to_nothing(cost: Staircase, said: float) -> None:
-    assert seconds(cost, said, 0.0, 5000) < 1.03 * cost.verify[1]
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_useless_drafter_costs_next_to_nothing(cost: Cost, said: float, temperature: float) -> None:
+    seconds, known = run(cost, said, 0.0, 5000, temperature=temperature)
+    assert seconds < 1.03 * cost[0][1]
+    assert known.is_parked
+
+
+def test_what_was_learnt_survives_the_session() -> None:
+    _, known = run(STEEP, 0.99, 0.0, 3000)
+    again = Record.from_json(known.to_json())
+    assert again.to_json() == known.to_json()
+    assert again.is_parked
+    assert auto(STEEP, again).begin(fresh(), 100) == 0
+    seconds, _ = run(STEEP, 0.99, 0.0, 1000, again)
+    assert seconds < 1.012 * STEEP[0][1]
 
 
 def test_it_parks_and_tries_again() -> None:
-    plan = Auto(STEEP, N_SLOTS)
-    seconds(STEEP, 0.99, 0.0, 300, plan)
+    _, known = run(STEEP, 0.99, 0.0, 300)
+    plan = auto(STEEP, known)
     assert plan.is_parked
-    assert plan.n_slots == 0
-    good = seconds(STEEP, 0.99, 0.99, 3000, plan)
-    assert not plan.is_parked
-    assert good < 0.95 * STEEP.verify[1]
+    assert plan.begin(fresh(), 100) == 0
+    good, _ = run(STEEP, 0.99, 0.99, 3000, known)
+    assert not known.is_parked
+    assert good < 0.95 * STEEP[0][1]
 
 
 @pytest.mark.parametrize(("said", "right", "slack"), [(0.9, 0.9, 1.1), (0.95, 0.6, 1.1), (0.5, 0.8, 1.2)])
 def test_it_comes_close_to_the_best_fixed_length(said: float, right: float, slack: float) -> None:
     def fixed(n: int) -> float:
-        expected = 1 + sum(right**k for k in range(1, n + 1))
-        return (FLAT.draft[n] + FLAT.verify[n + 1]) / expected
+        return (FLAT[1] + FLAT[0][n + 1]) / (1 + sum(right**k for k in range(1, n + 1)))
 
-    assert seconds(FLAT, said, right, 5000) < slack * min(fixed(n) for n in range(1, N_SLOTS + 1))
+    assert run(FLAT, said, right, 5000)[0] < slack * min(fixed(n) for n in range(1, N_SLOTS + 1))
 
 
 def test_over_confidence_is_learnt() -> None:
-    plan = Auto(STEEP, N_SLOTS)
-    seconds(STEEP, 0.95, 0.2, 60, plan)
-    assert len(plan.select(pool(0.95))) < len(Auto(STEEP, N_SLOTS).select(pool(0.95)))
+    _, known = run(STEEP, 0.95, 0.2, 60)
+    for _ in range(40):
+        known.rested()
+    plan = auto(STEEP, known)
+    plan.begin(fresh(), 100)
+    assert len(plan.select(pool(0.95)).tokens) < len(first(auto(STEEP), pool(0.95)).tokens)
+
+
+def test_staircases_learn_what_passes_really_take() -> None:
+    stairs = Staircase(*STEEP)
+    for _ in range(300):
+        stairs.learn(3, 3000, 1.3 * STEEP[0][3])
+        stairs.learn(2, 3000, 100.0)  # disturbed
+    assert stairs.at(3000)[3] == pytest.approx(1.3 * STEEP[0][3], rel=0.02)
+    assert stairs.at(100)[3] == STEEP[0][3]
+    assert stairs.at(9000)[3] == pytest.approx(stairs.at(3000)[3])
+
+
+# --- text that repeats itself
+
+
+def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
+    known = record(STEEP)
+    known.echoed[:], known.tried[:] = 19.0, 20.0
+    plan = auto(STEEP, known)
+    run_of = list(range(50, 90))
+    text = [*run_of, 7, *run_of[:20]]
+    known._tokens, known._seconds, known._n_trial = 10.0, 12.0, 20  # what drafting brings: less than that
+    assert plan.begin(text, 100) == 0
+    draft = plan.select(None)
+    assert draft.tokens == run_of[20 : 20 + len(draft.tokens)]
+    assert len(draft.tokens) >= 2
+
+
+def test_echoes_that_fail_are_no_longer_sent() -> None:
+    known = record(STEEP)
+    run_of = list(range(50, 90))
+    for _ in range(60):
+        plan = auto(STEEP, known)
+        plan.begin([*run_of, 7, *run_of[:20]], 100)
+        plan.select(None)
+        plan.learn(Round([1], len(plan._sent.tokens), 0, verify_s=1.0))
+    plan.begin([*run_of, 7, *run_of[:20]], 100)
+    assert plan.select(None) == NOTHING
+
+
+# --- what the user rules
+
+
+def test_bounds_rule() -> None:
+    assert len(first(auto(FLAT, bounds=Bounds(3)), pool(0.99)).tokens) == 3
+    assert len(first(auto(STEEP, bounds=Bounds(MOST, 4)), pool(0.3)).tokens) == 4
+    assert first(auto(FLAT, bounds=Bounds(MOST, 0, 0.6)), pool(0.5)).tokens == []
+
+
+def test_a_floor_keeps_it_from_parking() -> None:
+    _, known = run(STEEP, 0.99, 0.0, 300)
+    plan = auto(STEEP, known, bounds=Bounds(MOST, 2))
+    assert not plan.is_parked
+    assert plan.begin(fresh(), 100) == N_SLOTS
+
+
+def test_no_more_than_there_is_room_for() -> None:
+    for temperature in (0.0, 1.0):
+        plan = auto(FLAT, temperature=temperature)
+        assert plan.begin(fresh(), 2) == 2
+        assert len(plan.select(pool(0.99, 2)).tokens) == 2
+    assert auto(FLAT).begin(fresh(), 0) == 0
+
+
+# --- by hand
 
 
 def test_a_fixed_plan_is_fixed() -> None:
-    plan = Fixed(3)
+    plan = Fixed(N_SLOTS, selector("greedy", 3, CHAINS, Sampler(SamplingParams())))
     plan.learn(Round([1], 3, 0))
-    assert (plan.n_slots, plan.is_parked, len(plan.select(pool(0.5, 3)))) == (3, False, 3)
+    assert (plan.begin(fresh(), 100), plan.begin(fresh(), 4), plan.is_parked) == (N_SLOTS, 4, False)
+    assert plan.select(pool(0.5)) == paths.greedy(pool(0.5)).head(3)
+    assert Fixed().begin(fresh(), 100) == 0
+    assert Fixed().select(None) == NOTHING
+
+
+@pytest.mark.parametrize("kind", ["greedy", "expected", "tree", "sampled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_selectors_take_what_their_names_say(kind: str, temperature: float) -> None:
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=0))
+    draft = selector(kind, 5, TREES, sampler)(pool(0.4), 9)
+    assert len(draft.tokens) == 5
+    drawn = isinstance(draft, Path) and draft.q is not None
+    assert drawn == (kind == "sampled" and temperature > 0)
+    assert isinstance(draft, Path) == (kind != "tree")

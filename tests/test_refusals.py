@@ -305,7 +305,6 @@ def test_sizes_that_cannot_be(load: Load, target: Path) -> None:
         ({"n_ctx": -5}, ("n_ctx", "-5")),
         ({"n_ctx": 2**24 + 1}, ("n_ctx", "16,777,217")),
         ({"n_ctx": 2**32 + 5}, ("n_ctx", "4,294,967,301")),
-        ({"draft_max": -1}, ("draft_max", "-1")),
     ):
         assert_refused(load(target=target, **options), "OptionError", *words)
 

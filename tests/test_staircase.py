@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 
 from localspec import staircase
+from localspec.errors import OptionError
 from localspec.pair import Pair
-from localspec.planner import Auto
 
 PROMPT = "abcdefgh"
 
@@ -30,10 +31,9 @@ def test_the_automatic_plan_says_the_words_of_plain_decoding(arch: str, tmp_path
     with opened(tmp_path, arch) as pair:
         plain = pair.generate(PROMPT, max_tokens=100, spec=False)
         assert pair.generate(PROMPT, max_tokens=100).tokens == plain.tokens
-        assert isinstance(pair.auto, Auto)
-        assert pair.generate(PROMPT, max_tokens=100, temperature=0.8, seed=3).tokens == (
-            pair.generate(PROMPT, max_tokens=100, temperature=0.8, seed=3, spec=False).tokens
-        )
+        assert pair.record is not None
+        one, two = (pair.generate(PROMPT, max_tokens=100, temperature=0.8, seed=3, path="sampled") for _ in range(2))
+        assert one.tokens == two.tokens
 
 
 def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +43,25 @@ def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: py
     monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured again"))
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         pair.generate(PROMPT, max_tokens=2)
+
+
+def test_tune_measures_again_and_forgets(tmp_path: Path, cache: Path) -> None:
+    with opened(tmp_path, "llama") as pair:
+        pair.generate(PROMPT, max_tokens=30)
+        before = pair.record
+        assert before is not None
+        after = pair.tune()
+        assert after is pair.record is not before
+        assert after.rate == np.inf
+        assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
+
+
+def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path) -> None:
+    with (
+        Pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
+        pytest.raises(OptionError, match="nothing to tune without a drafter"),
+    ):
+        pair.tune()
 
 
 def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path) -> None:
@@ -59,8 +78,7 @@ def test_stairs_never_fall_and_measuring_leaves_no_trace(tmp_path: Path, cache: 
         drafter = pair.engine.drafter
         assert drafter is not None
         costs = staircase.measure(pair.engine.target, drafter)
-        assert len(costs.verify) == 9
-        assert len(costs.draft) == 8
-        assert list(costs.verify) == sorted(costs.verify)
-        assert list(costs.draft) == sorted(costs.draft)
+        assert len(costs.verify) == pair.engine.target.draft_max + 2 == 34
+        assert costs.verify.tolist() == sorted(costs.verify)
+        assert costs.verify[0] == 0 < costs.draft
         assert (pair.engine.target.n_past, drafter.n_past) == (0, 0)

@@ -27,7 +27,7 @@ class FakeContext:
         if self.window:
             self.held = self.held[-self.window :]
 
-    def remove(self, start: int) -> bool:
+    def remove(self, start: int, *, seq: int = 0) -> bool:
         if not self.refuses:
             self.held = [position for position in self.held if position < start]
         return not self.refuses
@@ -82,5 +82,6 @@ def test_a_memory_that_refuses_begins_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_rollback_that_is_refused_is_an_error_not_a_wrong_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     speaker = target(monkeypatch, 100)
     speaker.context.refuses = True  # type: ignore[attr-defined]
+    speaker.n_past, speaker._n_batch = 94, 6
     with pytest.raises(BackendError, match=r"big\.gguf .* from 100 to 95"):
-        speaker.rollback(95)
+        speaker.keep([0])

@@ -1,7 +1,7 @@
 """The one door to C: everything localspec asks of llama.cpp. No other module imports llama_cpp or ctypes."""
 
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
-from localspec.llama.context import Context, default_threads
+from localspec.llama.context import Context, Sequences, default_threads
 from localspec.llama.header import Header, TensorInfo, read_header
 from localspec.llama.model import Model, Vocab, quantize
 from localspec.llama.selftest import safe_to_repack
@@ -10,6 +10,7 @@ __all__ = [
     "Context",
     "Header",
     "Model",
+    "Sequences",
     "TensorInfo",
     "Vocab",
     "default_threads",

@@ -36,18 +36,22 @@ def default_threads() -> int:
     return len(siblings) or len(available)
 
 
+# Which sequences tokens belong to: all to one, each to its own [n], or each to several.
+Sequences = int | NDArray[np.int32] | Sequence[Sequence[int]]
+
+
 class _Batch:
     """A `llama_batch` whose pointers stay fixed on numpy buffers: filling it is slicing, sending it one call."""
 
-    def __init__(self, capacity: int, *, n_embd: int = 0, n_pos: int = 1) -> None:
-        self.capacity, self.n_pos = capacity, n_pos
+    def __init__(self, capacity: int, *, n_seq: int = 1, n_embd: int = 0, n_pos: int = 1) -> None:
+        self.n_pos = n_pos
         self.token = np.zeros(capacity, np.int32)
         self.embd = np.zeros((capacity, n_embd), np.float32)
         self.pos = np.zeros(capacity * n_pos, np.int32)
         self.n_seq = np.ones(capacity, np.int32)
-        self.seq = np.zeros(capacity, np.int32)
+        self.seq = np.zeros((capacity, n_seq), np.int32)
         self.output = np.zeros(capacity, np.int8)
-        self._seq_rows = self.seq.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
+        self._seq_rows = self.seq.ctypes.data + self.seq.strides[0] * np.arange(capacity, dtype=np.uint64)
         self.struct = C.llama_batch(
             n_tokens=0,
             token=None if n_embd else self.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
@@ -58,12 +62,18 @@ class _Batch:
             logits=self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
-    def place(self, n: int, pos: NDArray[np.int32], seq: NDArray[np.int32] | int, output: Any) -> Any:
-        """Set positions [n], sequence ids [n] and output flags [n]; returns the struct to send."""
+    def place(self, n: int, pos: NDArray[np.int32], seq: Sequences, output: Any) -> Any:
+        """Set positions [n], sequence ids and output flags [n]; returns the struct to send."""
         self.pos[:n] = pos
         for section in range(1, self.n_pos):  # M-RoPE embeddings: section-major, the last one unused
             self.pos[section * n : (section + 1) * n] = pos if section < 3 else 0
-        self.seq[:n] = seq
+        if isinstance(seq, Sequence):
+            for i, ids in enumerate(seq):
+                self.n_seq[i] = len(ids)
+                self.seq[i, : len(ids)] = ids
+        else:
+            self.n_seq[:n] = 1
+            self.seq[:n, 0] = seq
         self.output[:n] = output
         self.struct.n_tokens = n
         return self.struct
@@ -105,7 +115,8 @@ class Context:
         params.n_batch = params.n_ubatch = n_batch
         params.n_outputs_max = n_outputs
         params.n_threads = params.n_threads_batch = n_threads or default_threads()
-        if exact and not model.on_gpu:
+        self.exact = exact and not model.on_gpu
+        if self.exact:
             flash, params.type_v = True, BF16  # see EXACT
         if flash is not None:
             params.flash_attn_type = int(flash)
@@ -123,7 +134,7 @@ class Context:
         self.n_ctx = int(C.llama_n_ctx(self._ctx))
         self.n_rollback = int(C.llama_n_rs_seq(self._ctx)) if n_rollback else 0
         self.n_batch = n_batch
-        self._tokens = _Batch(n_batch)
+        self._tokens = _Batch(n_batch, n_seq=n_seq if unified else 1)
         self._rows = _Batch(n_batch, n_embd=embd_width, n_pos=model.n_pos) if embd_width else None
         if not causal:
             C.llama_set_causal_attn(self._ctx, False)
@@ -145,12 +156,13 @@ class Context:
         tokens: Sequence[int] | NDArray[np.int32],
         pos: int | NDArray[np.int32],
         *,
-        seq: int | NDArray[np.int32] = 0,
+        seq: Sequences = 0,
         output: bool | NDArray[np.int8] = True,
     ) -> None:
         """Run tokens [n] at `pos` (the first position, or all [n]) of sequences `seq`.
 
-        `output` marks the rows to compute logits for.
+        A token of several sequences is the common past of all of them (unified memory only). `output` marks the rows
+        to compute logits for.
         """
         n = len(tokens)
         self._tokens.token[:n] = tokens
@@ -198,6 +210,10 @@ class Context:
     def remove(self, start: int, *, seq: int = 0) -> bool:
         """Forget positions `start` … of a sequence; False if this memory cannot go back that far."""
         return bool(C.llama_memory_seq_rm(self._memory, seq, start, -1))
+
+    def copy(self, source: int, seq: int, start: int = 0, end: int = -1) -> None:
+        """Let positions `start` … `end` - 1 of sequence `source` belong to `seq` as well (unified memory: no copy)."""
+        C.llama_memory_seq_cp(self._memory, source, seq, start, end)
 
     def clear(self) -> None:
         """Forget everything."""

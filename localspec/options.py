@@ -1,0 +1,147 @@
+"""The keyword options of an answer, checked before anything is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from localspec.errors import OptionError
+from localspec.lattice import Lattice
+from localspec.paths import Draft, Path, Tree, leaves
+from localspec.planner import Drafting
+from localspec.sampling import SamplingParams
+from localspec.text import Limits
+
+PATHS = ("auto", "ngram", "greedy", "expected", "tree", "sampled")
+Select = Callable[[Lattice], Draft]
+Progress = Callable[[int, int], None]
+
+
+class Options(TypedDict, total=False):
+    """Keyword options of `Pair.generate`, `Pair.stream` and `Chat.send`; `sampling.SamplingParams` has the defaults."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int
+    seed: int | None
+    spec: bool | None
+    path: str | Select | None
+    draft_max: int | None
+    draft_min: int | None
+    draft_p_min: float | None
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options after checking. `drafts` is False for plain decoding; `path` is a name of `PATHS`, or a function."""
+
+    sampling: SamplingParams
+    limits: Limits
+    drafts: bool
+    path: str | Select
+    draft_max: int | None
+    draft_min: int
+    draft_p_min: float
+    progress: Progress | None
+
+    @classmethod
+    def of(cls, options: Options, drafting: Drafting | None) -> Settings:
+        """Check `options` for a pair that can draft what `drafting` says; OptionError for what cannot be honoured."""
+        given: dict[str, Any] = dict(options)
+        if unknown := given.keys() - Options.__annotations__.keys():
+            raise OptionError(f"unknown option {min(unknown)!r}; choose from {', '.join(Options.__annotations__)}.")
+        stop = given.get("stop") or ()
+        if not isinstance(stop, Sequence):
+            raise OptionError(f"stop must be a text or a list of texts, not {stop!r}.")
+        names = {f.name for f in fields(SamplingParams)}
+        path = _path(given.get("path"), drafting)
+        return cls(
+            SamplingParams(**{name: value for name, value in given.items() if name in names}),
+            Limits(given.get("max_tokens"), (stop,) if isinstance(stop, str) else tuple(stop)),
+            _drafts(given, path, drafting),
+            path,
+            given.get("draft_max"),
+            given.get("draft_min") or 0,
+            given.get("draft_p_min") or 0.0,
+            given.get("progress"),
+        )
+
+
+def check_whole(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is neither None nor a whole number from `low` to `high`."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise OptionError(f"{name} must be a whole number, not {value!r}.")
+    if not low <= value <= high:
+        raise OptionError(f"{name} must be at least {low:,} and at most {high:,}, not {value:,}.")
+
+
+def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None) -> bool:
+    """Whether anything is drafted, by `spec` and the bounds of a draft."""
+    spec, most, least, p_min = (given.get(name) for name in ("spec", "draft_max", "draft_min", "draft_p_min"))
+    wanted = next((f"{name} is {value}" for name, value in (("draft_max", most), ("draft_min", least)) if value), None)
+    if drafting is None:
+        if wanted := wanted or ("spec is on" if spec else None):
+            raise OptionError(f"{wanted}, but there is no drafter; load one with draft (-md).")
+        return False
+    if spec is False and wanted:
+        raise OptionError(f"{wanted}, but nothing is drafted with spec off; leave out one of the two.")
+    chain = path in ("greedy", "expected", "sampled")  # through the pool: no longer than the block
+    longest = drafting.n_slots if chain else drafting.draft_max
+    check_whole("draft_max", most, 0, longest)
+    check_whole("draft_min", least, 0, longest if most is None else most)
+    if p_min is not None and not (isinstance(p_min, (int, float)) and 0 <= p_min <= 1):
+        raise OptionError(f"draft_p_min must be a number from 0 to 1, not {p_min!r}.")
+    if path != "auto" and (least or p_min):
+        raise OptionError("draft_min and draft_p_min steer the planner; they go with path auto only.")
+    return spec is not False and most != 0
+
+
+def _path(path: object, drafting: Drafting | None) -> str | Select:
+    if path is None:
+        return "auto"
+    if callable(path) and drafting:
+        return _checked(path, drafting)
+    if path in PATHS:
+        return str(path)
+    raise OptionError(f"path must be one of {', '.join(PATHS)}, or a function of a Lattice, not {path!r}.")
+
+
+def _checked(select: Select, drafting: Drafting) -> Select:
+    """`select`, its drafts checked: llama.cpp would abort over some that a user's function may return."""
+
+    def checked(lattice: Lattice) -> Draft:
+        draft = select(lattice)
+        if not isinstance(draft, (Path, Tree)):
+            raise OptionError(f"path returned {draft!r}; it must return a Path or a Tree of localspec.paths.")
+        if bad := [token for token in draft.tokens if not 0 <= token < drafting.n_vocab]:
+            raise OptionError(f"path drafted token {bad[0]}; the vocabulary has {drafting.n_vocab:,} tokens.")
+        if len(draft.tokens) > drafting.draft_max:
+            raise OptionError(
+                f"path drafted {len(draft.tokens)} tokens; one pass verifies {drafting.draft_max} at most."
+            )
+        _check_tree(draft.parents, drafting.max_leaves)
+        return draft
+
+    return checked
+
+
+def _check_tree(parents: list[int], max_leaves: int) -> None:
+    before = [-1]  # the way to the node before, from the anchor: in preorder a parent is one of these
+    for node, parent in enumerate(parents):
+        if parent not in before:
+            raise OptionError(f"node {node} of the tree that path returned has parent {parent}: not in preorder.")
+        before = [*before[: before.index(parent) + 1], node]
+    n_leaves = 1 + max((leaf for under in leaves(parents) for leaf in under), default=-1)
+    if n_leaves > max_leaves:
+        raise OptionError(f"path drafted a tree of {n_leaves} leaves; this pair verifies {max_leaves} at most.")

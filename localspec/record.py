@@ -1,0 +1,151 @@
+"""What is known of a pair on this machine: what a pass costs, and what drafting has brought so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.ngram import LONGEST
+
+Floats = NDArray[np.float64]
+
+MEMORY = 0.97  # weight of the past per round: a half-life of 23 rounds
+PRIOR = 2.0  # rounds' worth of belief in what is promised
+TRIAL = 8  # rounds that decide whether drafting pays
+REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each time it fails again
+ECHOES = 0.5  # chance that a repeated run of tokens goes on as before, until it is known better
+
+
+class Staircase:
+    """Seconds of a pass: `verify[n]` for the target over n tokens (index 0: 0), `draft` for a whole block.
+
+    Measured with little in memory; `learn` corrects the figures by what rounds really took, apart for texts of up to
+    1,024, 4,096, 16,384, … tokens.
+    """
+
+    def __init__(
+        self, verify: Sequence[float], draft: float, deeper: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        self.verify, self.draft = np.array(verify, np.float64), float(draft)
+        self._deeper = {int(level): np.array(row, np.float64) for level, row in (deeper or {}).items()}
+
+    @property
+    def most(self) -> int:
+        """The longest draft it knows the cost of."""
+        return len(self.verify) - 2
+
+    def at(self, depth: int) -> Floats:
+        """`verify` with `depth` tokens in memory."""
+        level = max(0, (depth - 1).bit_length() - 9) // 2
+        if level not in self._deeper:
+            below = [known for known in self._deeper if known < level]
+            self._deeper[level] = (self._deeper[max(below)] if below else self.verify).copy()
+        return self._deeper[level]
+
+    def learn(self, n: int, depth: int, seconds: float) -> None:
+        """A pass over `n` tokens took `seconds`. What is far off was disturbed and teaches nothing."""
+        row = self.at(depth)
+        if n < len(row) and 0.4 < (ratio := seconds / row[n]) < 2.5:
+            row *= ratio**0.01
+            row[n] *= ratio**0.04
+
+    def to_json(self) -> dict[str, Any]:
+        deeper = {str(level): row.tolist() for level, row in self._deeper.items()}
+        return {"verify": self.verify.tolist(), "draft": self.draft, "deeper": deeper}
+
+
+class Trust:
+    """How far promises were kept, per slot: sums of promised probabilities of survival, and how often it survived."""
+
+    def __init__(self, promised: Sequence[float], survived: Sequence[float]) -> None:
+        self.promised, self.survived = np.array(promised, np.float64), np.array(survived, np.float64)
+
+    @classmethod
+    def fresh(cls, n_slots: int) -> Trust:
+        return cls([PRIOR] * n_slots, [PRIOR] * n_slots)
+
+    def ratio(self) -> Floats:
+        """By what to multiply promises [n_slots]. Behind a slot that promises too much none deserves more trust."""
+        trust = self.survived / self.promised
+        least = np.minimum.accumulate(trust)
+        return np.where(least < 1, least, trust)
+
+    def learn(self, promised: Floats, n_survived: int) -> None:
+        """Slots with `promised` [n] were sent, `n_survived` of them kept. What is not sent drifts back to belief."""
+        for sums in (self.promised, self.survived):
+            sums *= MEMORY
+            sums += (1 - MEMORY) * PRIOR
+        self.promised[: len(promised)] += promised
+        self.survived[:n_survived] += 1
+
+
+class Record:
+    """All of it, for one pair with these files, this build and these settings; ready for JSON."""
+
+    def __init__(self, staircase: Staircase, n_slots: int) -> None:
+        self.staircase = staircase
+        self.trust = Trust.fresh(n_slots)
+        self.echoed = np.full(LONGEST + 1, ECHOES * PRIOR)  # by tokens matched: how often the text went on as before
+        self.tried = np.full(LONGEST + 1, PRIOR)
+        self._tokens = self._seconds = 0.0  # of the rounds that drafted, with `MEMORY`
+        self._n_trial, self._n_rest, self._rest = 0, 0, REST
+
+    @property
+    def is_parked(self) -> bool:
+        return self._n_rest > 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second while drafting; infinite while that is on trial."""
+        return self._tokens / self._seconds if self._n_trial >= TRIAL else np.inf
+
+    def echo(self, matched: int, n: int) -> Floats:
+        """Probability of survival of `n` tokens behind a match of `matched` tokens; each that survives lengthens it."""
+        lengths = np.minimum(np.arange(matched, matched + n), LONGEST)
+        return np.cumprod(self.echoed[lengths] / self.tried[lengths])
+
+    def learn_echo(self, matched: int, n_sent: int, n_kept: int) -> None:
+        """Of `n_sent` tokens behind a match of `matched` tokens, `n_kept` were right."""
+        for i in range(min(n_kept + 1, n_sent)):
+            length = min(matched + i, LONGEST)
+            self.echoed[length] = MEMORY * self.echoed[length] + (i < n_kept)
+            self.tried[length] = MEMORY * self.tried[length] + 1
+
+    def drafted(self, n_tokens: int, seconds: float, plain_s: float) -> None:
+        """A round that drafted brought `n_tokens` in `seconds`; a plain one takes `plain_s` for one token."""
+        self._tokens = MEMORY * self._tokens + n_tokens
+        self._seconds = MEMORY * self._seconds + seconds
+        self._n_trial += 1
+        if self._n_trial < TRIAL:
+            return
+        if self._tokens * plain_s >= self._seconds:
+            self._rest = REST
+        else:
+            self._n_rest, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
+            self._n_trial, self._tokens, self._seconds = 0, 0.0, 0.0
+
+    def rested(self) -> None:
+        """A round without the drafter has passed."""
+        self._n_rest -= 1
+
+    def to_json(self) -> dict[str, Any]:
+        trust = {"trust": [self.trust.promised.tolist(), self.trust.survived.tolist()]}
+        echo = {"echoed": self.echoed.tolist(), "tried": self.tried.tolist()}
+        state = {name: getattr(self, name) for name in STATE}
+        return {"staircase": self.staircase.to_json(), **trust, **echo, **state}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Record:
+        """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
+        record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
+        record.trust = Trust(*raw["trust"])
+        record.echoed, record.tried = np.array(raw["echoed"], np.float64), np.array(raw["tried"], np.float64)
+        for name in STATE:
+            setattr(record, name, type(getattr(record, name))(raw[name]))
+        return record
+
+
+STATE = ("_tokens", "_seconds", "_n_trial", "_n_rest", "_rest")
