@@ -5,14 +5,16 @@ libllama and ggml that localspec itself runs on: both sides execute the same ker
 on 127.0.0.1. First a coarse sweep: every `--spec-draft-n-max` with every `--spec-draft-p-min` on a few prompts, each
 answer beside one of the peer's plain decoding, so that a machine whose speed drifts does not choose the winner. Then
 the best settings of the sweep (two, because it is coarse), the peer's plain decoding, localspec's plain decoding and
-localspec with its default options answer all prompts in alternation; figures are medians over the repeats.
+localspec with its default options answer all prompts in alternation; figures are medians over the repeats. The whole
+takes about half an hour with the default pair on two cores.
 
 Words.    Prompts are rendered with the model's chat template by localspec and sent as token ids; the peer says how many
           it read, and is asked to render and tokenise every text itself, to see that it would get the same ids. A
           HumanEval prompt is one user turn, as in the other scripts here. Both sides take the largest logit: the peer
           through `top_k` 1, the cheapest of its samplers. localspec runs its target with flash attention and V in bf16,
-          where a token's logits do not depend on its batch; `--peer-flags` gives the peer the same by default. With
-          llama.cpp's own choice (`--peer-flags=""`) its words differ from its own plain decoding here and there.
+          where a token's logits do not depend on its batch, and the peer is given the same (`--peer-flags`): then all
+          words agree. The best setting of the sweep also runs without these flags, "as it comes"; its words are others,
+          because other kernels round otherwise, and its speed counts where it is the peer's best.
 Seconds.  Tokens per second of decoding, prompt reading left out. localspec reads all but the last prompt token before
           its clock starts, so n tokens take n passes. The peer's first token comes with the prompt and its clock starts
           after it: n - 1 tokens in `predicted_ms`, which is how it computes its own `predicted_per_second`.
@@ -177,11 +179,10 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def peer_flags(pair: Pair, args: argparse.Namespace, setting: Setting | None) -> list[str]:
+def peer_flags(pair: Pair, setting: Setting | None, threads: int, more: str) -> list[str]:
     """What the server is started with: the pair's files, context and threads; one slot, no network, no prompt cache."""
-    threads = args.threads or default_threads()
     shared = f"--ctx-size {pair.n_ctx} --threads {threads} --parallel 1 --cache-ram 0 --fit off --no-ui --offline"
-    flags = ["--model", str(pair.target_path), *shared.split(), *shlex.split(args.peer_flags)]
+    flags = ["--model", str(pair.target_path), *shared.split(), *shlex.split(more)]
     if not safe_to_repack():
         flags.append("--no-repack")
     if setting and pair.drafter_path:
@@ -272,25 +273,21 @@ def measure(args: argparse.Namespace, program: Path) -> dict[str, Any]:
         prompts = [pair.encode(text) for text in texts]
         pair.generate(prompts[0], max_tokens=8)  # at first use it measures the machine: now, while nothing else runs
 
-        def start(setting: Setting | None) -> Peer:
-            return Peer(program, peer_flags(pair, args, setting))
+        def start(setting: Setting | None, flags: str = args.peer_flags) -> Peer:
+            return Peer(program, peer_flags(pair, setting, args.threads or default_threads(), flags))
 
         plain = servers.enter_context(start(None))
         alike = sum(plain.encode(text) == ids for text, ids in zip(texts, prompts, strict=True))
         note(f"{len(prompts)} prompts, {alike} of them rendered and tokenised alike by both sides")
         points = sweep(start, plain.answer, spread(prompts, args.sweep_prompts), args)
         finalists = [Setting(point["n_max"], point["p_min"]) for point in points[: args.finalists]]
+        drafting = {str(setting): servers.enter_context(start(setting)).answer for setting in finalists}
+        if args.peer_flags:
+            drafting[f"{finalists[0]} as it comes"] = servers.enter_context(start(finalists[0], "")).answer
         ways = {OURS: ours(pair, spec=False), AUTO: ours(pair, spec=True), PEER: plain.answer}
-        ways |= {str(setting): servers.enter_context(start(setting)).answer for setting in finalists}
-        answers = compare(ways, prompts, args.predict, args.repeats)
-    best = max(map(str, finalists), key=lambda name: median(map(speed, answers[name])))
-    return {
-        "ways": {name: figures(said, answers[OURS], files) for name, said in answers.items()},
-        "best": best,
-        "auto_over_best": ratio(answers[AUTO], answers[best]),
-        "auto_over_plain": ratio(answers[AUTO], answers[OURS]),
-        "plain_over_peer_plain": ratio(answers[OURS], answers[PEER]),
-        "best_over_peer_plain": ratio(answers[best], answers[PEER]),
+        answers = compare(ways | drafting, prompts, args.predict, args.repeats)
+    best = max(drafting, key=lambda name: median(map(speed, answers[name])))
+    return report(answers, best, files) | {
         "sweep": points,
         "prompts": len(prompts),
         "prompts_alike": alike,
@@ -298,6 +295,18 @@ def measure(args: argparse.Namespace, program: Path) -> dict[str, Any]:
         "max_tokens": args.predict,
         "peer_flags": args.peer_flags,
         "machine": machine() | {"threads": args.threads or default_threads()},
+    }
+
+
+def report(answers: dict[str, Answers], best: str, files: Sequence[str]) -> dict[str, Any]:
+    """Figures of every way and the ratios between them; `best` names the peer's fastest drafting."""
+    return {
+        "ways": {name: figures(said, answers[OURS], files) for name, said in answers.items()},
+        "best": best,
+        "auto_over_best": ratio(answers[AUTO], answers[best]),
+        "auto_over_plain": ratio(answers[AUTO], answers[OURS]),
+        "plain_over_peer_plain": ratio(answers[OURS], answers[PEER]),
+        "best_over_peer_plain": ratio(answers[best], answers[PEER]),
     }
 
 
@@ -314,14 +323,14 @@ def spread(items: Sequence[T], n: int) -> list[T]:
     return [items[i * len(items) // n] for i in range(n)]
 
 
-def table(report: dict[str, Any]) -> str:
-    ways = report["ways"]
+def table(measured: dict[str, Any]) -> str:
+    ways = measured["ways"]
     files = list(ways[OURS]["per_file"])
     rows = [["", "tokens/s", "from – to", *files, "τ", "same words"]]
     for name, figure in ways.items():
         span = f"{figure['predicted_per_second_min']:.1f} – {figure['predicted_per_second_max']:.1f}"
         by_file = [f"{figure['per_file'][file]:.1f}" for file in files]
-        same = f"{figure['same']} of {report['prompts']}"
+        same = f"{figure['same']} of {measured['prompts']}"
         speed_, length = f"{figure['predicted_per_second']:.1f}", f"{figure['acceptance_length']:.2f}"
         rows.append([name, speed_, span, *by_file, length, same])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -329,10 +338,10 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"localspec auto over {report['best']}: {report['auto_over_best']:.3f}",
-            f"localspec auto over localspec plain: {report['auto_over_plain']:.3f}",
-            f"localspec plain over llama.cpp plain: {report['plain_over_peer_plain']:.3f}",
-            f"{report['best']} over llama.cpp plain: {report['best_over_peer_plain']:.3f}",
+            f"localspec auto over {measured['best']}: {measured['auto_over_best']:.3f}",
+            f"localspec auto over localspec plain: {measured['auto_over_plain']:.3f}",
+            f"localspec plain over llama.cpp plain: {measured['plain_over_peer_plain']:.3f}",
+            f"{measured['best']} over llama.cpp plain: {measured['best_over_peer_plain']:.3f}",
         ]
     )
 
@@ -345,20 +354,27 @@ def options() -> argparse.ArgumentParser:
     parser = arguments(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("files", nargs="*", type=Path, help="prompt files (default: mt_bench and humaneval of --data)")
-    parser.add_argument("--prompts", type=int, default=40, help="prompts in all, as many of each file (40)")
-    parser.add_argument("--predict", type=int, default=200, help="tokens an answer (200)")
-    parser.add_argument("--repeats", type=int, default=5, help="times every prompt is answered (5)")
-    parser.add_argument("--n-max", type=_list(int), default=list(range(1, 8)), help="swept (1,2,3,4,5,6,7)")
-    parser.add_argument("--p-min", type=_list(float), default=[0, 0.3, 0.6, 0.8], help="swept (0,0.3,0.6,0.8)")
-    parser.add_argument("--sweep-prompts", type=int, default=8, help="prompts of the sweep (8)")
-    parser.add_argument("--sweep-predict", type=int, default=64, help="tokens an answer of the sweep (64)")
-    parser.add_argument("--finalists", type=int, default=2, help="best settings of the sweep to measure in full (2)")
+    parser.add_argument("--prompts", type=count, default=40, help="prompts in all, as many of each file (40)")
+    parser.add_argument("--predict", type=count, default=200, help="tokens an answer (200)")
+    parser.add_argument("--repeats", type=count, default=5, help="times every prompt is answered (5)")
+    parser.add_argument("--n-max", type=numbers(int), default=list(range(1, 8)), help="swept (1,2,3,4,5,6,7)")
+    parser.add_argument("--p-min", type=numbers(float), default=[0, 0.3, 0.6, 0.8], help="swept (0,0.3,0.6,0.8)")
+    parser.add_argument("--sweep-prompts", type=count, default=8, help="prompts of the sweep (8)")
+    parser.add_argument("--sweep-predict", type=count, default=64, help="tokens an answer of the sweep (64)")
+    parser.add_argument("--finalists", type=count, default=2, help="best settings of the sweep to measure in full (2)")
     parser.add_argument("--peer-flags", default=EXACT, help=f"more flags of llama-server ({EXACT or 'none'})")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
 
 
-def _list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if (n := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{n} is less than 1")
+    return n
+
+
+def numbers(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
@@ -369,10 +385,10 @@ def main() -> None:
     if build.returncode:
         sys.exit(build.returncode)
     try:
-        report = measure(args, Path(build.stdout.strip()) / "llama-server")
+        measured = measure(args, Path(build.stdout.strip()) / "llama-server")
     except LocalspecError as error:
         sys.exit(f"Error: {error}")
-    print(json.dumps(report) if args.json else table(report))
+    print(json.dumps(measured) if args.json else table(measured))
 
 
 if __name__ == "__main__":
