@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 from localspec import compat, probe, staircase
 from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
-from localspec.errors import MissingError, OptionError, PairError
+from localspec.errors import OptionError, PairError
 from localspec.generate import Engine, generate
 from localspec.llama import Header, Model, read_header, system_info
 from localspec.planner import Auto, Fixed, Plan
@@ -349,7 +349,8 @@ def load(
     n_threads: int | None = None,
     draft_max: int | None = None,
 ) -> Pair:
-    """Load a pair by name (`load("smollm2-135m")`, the default) or two GGUF files (`load(target=…, draft=…)`).
+    """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
+    target) or two GGUF files (`load(target=…, draft=…)`).
 
     `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
     `draft_gpu_layers` layers on the GPU (negative: all), `draft_max` tokens drafted a round (default: as many as pay
@@ -362,12 +363,7 @@ def load(
         from localspec import models
 
         entry = models.get(pair or models.DEFAULT)
-        target_path, drafter_path = (
-            entry.target_path(),
-            entry.drafter_path() if draft is None else Path(draft),
-        )
-        if not entry.is_here():
-            raise MissingError(f"{entry.name} is not on this machine; run: localspec pull {entry.name}")
+        target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
         if draft_max is None and draft is None:
             draft_max = entry.draft_max
     else:
