@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from localspec import compat
-from localspec.errors import LocalspecError, MissingError, ModelError, OptionError
+from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
 from localspec.llama import Header, knows_architecture
 
 from . import PairEntry, fits, get, hub, wheel
@@ -142,31 +142,30 @@ def _plan(files: Sequence[hub.RemoteFile], screen: Screen) -> None:
 
 def _check_headers(files: Sequence[hub.RemoteFile], screen: Screen, block_size: int | None) -> None:
     """Read the beginning of each file; delete it again if the files would not run, alone or together."""
-    headers: list[Header] = []
     try:
+        with _named(files):
+            headers = [hub.peek(file, screen) for file in files]
+            _check_roles(headers)
+    except (ModelError, PairError):
         for file in files:
-            with _named(files):
-                headers.append(hub.peek(file, screen))
-                _check_alone(headers[-1])
-        if len(headers) == 2:
-            with _named(files):
-                compat.check_pair(*headers)
-    except LocalspecError as error:
-        if not isinstance(error, MissingError):
-            for file in files:
-                file.part.unlink(missing_ok=True)
+            file.part.unlink(missing_ok=True)
         raise
     if block_size and (found := compat.block_size(headers[-1])) != block_size:
         screen.say(f"note: the drafter has block size {found}, the list of pairs says {block_size}; the former holds.")
 
 
-def _check_alone(header: Header) -> None:
-    if "dflash" in header.arch:
-        compat.check_drafter(header)
+def _check_roles(headers: Sequence[Header]) -> None:
+    """A target and its drafter, or one of them: then the header says which."""
+    first, *drafters = headers
+    if "dflash" in first.arch and not drafters:
+        compat.check_drafter(first)
         return
-    compat.check_target(header)
-    if not knows_architecture(header.arch):
-        raise ModelError(f"{header.name} has architecture {header.arch!r}, which this llama.cpp does not know.")
+    if first.arch and not knows_architecture(first.arch):
+        raise ModelError(f"{first.name} has architecture {first.arch!r}, which this llama.cpp does not know.")
+    compat.check_target(first)
+    for drafter in drafters:
+        compat.check_drafter(drafter)
+        compat.check_pair(first, drafter)
 
 
 @contextmanager

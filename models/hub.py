@@ -230,38 +230,35 @@ def _transient() -> Iterator[None]:
 @contextmanager
 def _explained(repo: str) -> Iterator[None]:
     """Say in one sentence why the Hub does not give what was asked of `repo`."""
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         yield
-    except OfflineModeIsEnabled as error:
-        raise MissingError(f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched: unset it, and {AGAIN}.") from error
-    except BrokenOffError as error:
-        later = f"{AGAIN} in {error.wait_s:.0f} seconds" if error.wait_s else f"{AGAIN} to go on from there"
-        raise MissingError(f"the download from {repo} failed ({error}): {later}.") from error
-    except HfHubHTTPError as error:
-        raise MissingError(_refused(error, repo)) from error
-    except EntryNotFoundError as error:  # what hf_hub_download makes of any trouble
-        raise MissingError(f"the download from {repo} failed ({error.__cause__ or error}): {AGAIN}.") from error
+    except LocalEntryNotFoundError as error:  # what hf_hub_download makes of any trouble
+        raise MissingError(_sentence(error.__cause__ or error, repo)) from error
+    except (BrokenOffError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        raise MissingError(_sentence(error, repo)) from error
 
 
-def _refused(error: Any, repo: str) -> str:
-    """What to do about an answer of 4xx."""
+def _sentence(error: BaseException, repo: str) -> str:
     from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import errors as e
 
-    code, page = error.response.status_code, f"{constants.ENDPOINT}/{repo}"
+    page = f"{constants.ENDPOINT}/{repo}"
     login = f"log in with `hf auth login` or set HF_TOKEN, and {AGAIN}"
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, e.OfflineModeIsEnabled):
+        return f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched: unset it, and {AGAIN}."
+    if isinstance(error, e.GatedRepoError):
         if get_token():
             return f"{repo} is gated and your account has no access yet: accept its licence at {page}, and {AGAIN}."
         return f"{repo} is gated: accept its licence at {page}, then {login}."
-    if isinstance(error, RemoteEntryNotFoundError | RevisionNotFoundError):
-        return f"{repo} has changed meanwhile (the server answers {code} for {error.response.url.path}): {AGAIN}."
-    if code == 403:
-        return f"the server does not give {repo} to you (403): see {page}, then {login}."
-    if code == 401 and get_token():
-        return f"the server does not accept your token for {repo} (401): {login}."
-    if code in (401, 404):
+    if isinstance(error, e.RepositoryNotFoundError):
         return f"there is no repository {repo}, or it is private: look at {page}; if it is there, {login}."
-    return f"the server answers {code} for {repo}: {AGAIN} later."
+    if isinstance(error, e.HfHubHTTPError):
+        code = error.response.status_code
+        if code in (401, 403):
+            return f"the server does not let you have {repo} ({code}): look at {page}, then {login}."
+        return f"the server answers {code} for {error.response.url.path} of {repo}: {AGAIN} later."
+    wait_s = error.wait_s if isinstance(error, BrokenOffError) else 0.0
+    when = f"in {wait_s:.0f} seconds" if wait_s else "to go on from there"
+    return f"the download from {repo} failed ({str(error).splitlines()[0]}): {AGAIN} {when}."
