@@ -88,7 +88,8 @@ class PairEntry:
     `drafter_kind` dflash1 or dflash2. `block_size` is a cross-check; the drafter's header decides. `thinking` is the
     mode the drafter was trained in (on, off, or none: the target has no such mode; None: not stated); `certainty` has a
     grade A to C for the drafter's `files` and for its `ids`. `draft_max` is the number of tokens to draft a round that
-    was measured best (None: the drafter's whole block); `sampling` what the model's makers recommend.
+    was measured best (None: the drafter's whole block); `sampling` what its makers recommend, or
+    publish their figures at.
     """
 
     name: str

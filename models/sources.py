@@ -13,6 +13,7 @@ from pathlib import Path
 from localspec.cache import cache_dir
 
 HERE = Path(__file__).parent
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 FIRST_SHARD = re.compile(r"-00001-of-(\d{5})(?=\.gguf$)")
 
 

@@ -6,7 +6,8 @@ takes the next of `hub.faults[kind]`, a string of the words below, and once they
 
     drop    half of the bytes come, then the connection closes      reset   the connection is reset at once
     short   half of the bytes come and the headers say so           hang    nothing comes for `hub.hang_s` seconds
-    garble  the last byte is wrong                                  no-range   the whole file comes, whatever was asked
+    stall   half of the bytes come, and then nothing for as long    garble  the last byte is wrong
+    no-range   the whole file comes, whatever was asked
     401 403 404 429 500 503 …   an error status; 429 carries Retry-After
 """
 
@@ -16,10 +17,9 @@ import hashlib
 import json
 import socket
 import struct
-import time
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 COMMIT = "c0ffee" + "0" * 34
@@ -27,6 +27,13 @@ COMMIT = "c0ffee" + "0" * 34
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that hang up are part of the game."""
 
 
 class Hub:
@@ -37,9 +44,9 @@ class Hub:
         self.requests: list[tuple[str, str, str | None]] = []  # kind, path, range
         self.tokens: list[tuple[str, str | None]] = []  # host, Authorization
         self.hang_s = 1.5
+        self.closing = Event()
         self.retry_after = "1"
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", 0), _handler(self))
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
         Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -49,6 +56,7 @@ class Hub:
         return [asked for kind, _, asked in self.requests if kind == "get"]
 
     def close(self) -> None:
+        self.closing.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -80,7 +88,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 self.connection.close()
             elif fault == "hang":
-                time.sleep(hub.hang_s)
+                hub.closing.wait(hub.hang_s)
                 self.close_connection = True
             elif kind == "api":
                 self.send_info(*path.removeprefix("/api/models/").split("/revision/"))
@@ -129,8 +137,11 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             half = data[: len(data) // 2]
             data = half if fault == "short" else data
             self.start(206 if asked else 200, len(data), {})
-            self.wfile.write(half if fault == "drop" else data)
-            self.close_connection = fault == "drop"
+            self.wfile.write(half if fault in ("drop", "stall") else data)
+            self.close_connection = fault in ("drop", "stall")
+            if fault == "stall":
+                self.wfile.flush()
+                hub.closing.wait(hub.hang_s)
 
         def start(self, code: int, length: int, headers: dict[str, str]) -> None:
             self.send_response(code)

@@ -159,6 +159,7 @@ def test_the_command(target: Path, tmp_path: Path) -> None:
     printed = json.loads(call("--json").stdout)
     assert {candidate["fits"] for candidate in printed} == {True, False}
     assert set(printed[0]) == {"name", "path", "refusal", "note", "fits"}
+    assert call("--in", str(tmp_path / "no")).stderr == f"Error: there is no folder {tmp_path / 'no'} to look in.\n"
     missing = CliRunner().invoke(main, ["find", str(tmp_path / "no.gguf")])
     assert missing.exit_code == 1
     assert missing.stderr.startswith("Error: cannot read")

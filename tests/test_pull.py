@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from hub import COMMIT, Hub, sha256
 import localspec
 from localspec import models
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
+from localspec.llama import knows_architecture
 from localspec.models import fetch, hub, transfer
 
 TARGETS, DRAFTERS = "maker/Tiny-GGUF", "lab/Tiny-DFlash2-GGUF"
@@ -94,8 +97,8 @@ def server(running_server: Hub, files: dict[str, Path], tmp_path: Path, monkeypa
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.3)
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -116,6 +119,14 @@ def server(running_server: Hub, files: dict[str, Path], tmp_path: Path, monkeypa
 @pytest.fixture
 def screen() -> Lines:
     return Lines()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something another process does."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        Event().wait(0.02)  # time.sleep does nothing here
 
 
 def left_over(folder: Path) -> list[str]:
@@ -241,12 +252,18 @@ def test_another_block_size_is_only_a_note(server: Hub, screen: Lines, tmp_path:
     assert any("block size 8" in line and "16" in line for line in screen.lines)
 
 
-def test_too_large_for_memory_is_only_a_note(server: Hub, screen: Lines, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.toml"
-    text = path.read_text().replace(f'"{TARGET}"', f'"{TARGET}", about = 900_000_000_000_000')
-    path.write_text(text.replace(f'"{DRAFTER}"', f'"{DRAFTER}", about = 1'))
+def test_too_large_for_memory_is_only_a_note(
+    server: Hub, screen: Lines, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = sum(files[name].stat().st_size for name in ("target", "drafter"))
+    monkeypatch.setattr(fetch, "fits", lambda n: n < total)
     fetch.pull_pair(models.get("tiny"), screen)
     assert any("too large for the memory" in line for line in screen.lines)
+
+
+def test_llama_cpp_is_asked_which_architectures_it_knows() -> None:
+    assert all(knows_architecture(arch) for arch in ("llama", "qwen35", "dflash"))
+    assert not any(knows_architecture(arch) for arch in ("llama99", "dflash-draft", ""))
 
 
 # ---- trouble that ends well
@@ -287,6 +304,32 @@ def test_a_later_pull_goes_on_from_a_dead_one(server: Hub, screen: Lines, files:
     size = files["target"].stat().st_size
     assert server.ranges()[n] == f"bytes={size // 2}-{size - 1}"
     assert models.get("tiny").is_here()
+
+
+def test_a_killed_pull_is_taken_up_where_it_was(server: Hub, files: dict[str, Path], tmp_path: Path) -> None:
+    server.faults["get"], server.hang_s = ["stall"], 20.0
+    environment = os.environ | {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "localspec.app", "pull", f"{TARGETS}/{TARGET}"]
+    data = files["target"].read_bytes()
+    part = tmp_path / "hub" / f"models--{TARGETS.replace('/', '--')}" / "blobs" / f"{sha256(data)}.incomplete"
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as child:
+        until(lambda: part.exists() and part.stat().st_size == len(data) // 2)
+        child.kill()
+    n = len(server.ranges())
+    (path,) = fetch.pull_repository(f"{TARGETS}/{TARGET}", Lines())
+    assert server.ranges()[n:] == [f"bytes={len(data) // 2}-{len(data) - 1}"]
+    assert path.read_bytes() == data
+    assert not part.exists()
+
+
+def test_two_pulls_at_once_fetch_once(server: Hub, files: dict[str, Path]) -> None:
+    pulls = [Thread(target=fetch.pull_pair, args=(models.get("tiny"), Lines())) for _ in range(2)]
+    for pull in pulls:
+        pull.start()
+    for pull in pulls:
+        pull.join()
+    assert models.get("tiny").is_here()
+    assert len(server.ranges()) == 2
 
 
 def test_the_server_is_given_the_time_it_asks_for(server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +389,8 @@ def wait_long(server: Hub) -> None:
         (always("get", "503"), ["503"]),
         (always("get", "short"), ["failed"]),
         (always("get", "reset"), ["failed"]),
+        (always("get", "hang"), ["timed out", "to go on from there"]),
+        (always("api", "hang"), ["timed out"]),
         (always("api", "500"), ["500"]),
         (always("api", "403"), ["403"]),
         (always("head", "403"), [TARGETS]),
