@@ -245,6 +245,20 @@ def test_what_is_no_gguf_is_refused(server: Hub, screen: Lines, tmp_path: Path) 
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.parametrize("place", [8, 16, 24])
+def test_a_header_bomb_is_refused(
+    server: Hub, screen: Lines, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    monkeypatch.setattr(hub, "PEEK", (1000, 50_000))
+    data = files["target"].read_bytes()
+    bomb = data[:place] + (1 << 60).to_bytes(8, "little") + data[place + 8 :]  # tensors, keys, length of the first key
+    server.repos = {TARGETS: {"a.gguf": bomb}}
+    with pytest.raises(ModelError, match=rf"^the header of {TARGETS}/a\.gguf is damaged \(.*\); download"):
+        fetch.pull_repository(TARGETS, screen)
+    assert len(server.ranges()) == 2
+    assert left_over(tmp_path) == []
+
+
 def test_another_block_size_is_only_a_note(server: Hub, screen: Lines, tmp_path: Path) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(path.read_text().replace("block_size = 8", "block_size = 16"))
@@ -330,6 +344,16 @@ def test_two_pulls_at_once_fetch_once(server: Hub, files: dict[str, Path]) -> No
         pull.join()
     assert models.get("tiny").is_here()
     assert len(server.ranges()) == 2
+
+
+def test_a_pull_waits_for_another_one(server: Hub, screen: Lines) -> None:
+    pull = Thread(target=fetch.pull_pair, args=(models.get("tiny"), screen))
+    with hub.alone(Lines()):
+        pull.start()
+        until(lambda: "another pull is at work: waiting for it" in screen.lines)
+        assert server.requests == []
+    pull.join()
+    assert models.get("tiny").is_here()
 
 
 def test_the_server_is_given_the_time_it_asks_for(server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
