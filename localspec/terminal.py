@@ -245,17 +245,20 @@ def show_models(entries: list[PairEntry]) -> None:
     from localspec.models import fits
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("name", "state", "size", "memory"):
+    for heading in ("name", "state", "size", "memory", "drafter", "target in"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("what")
+    kinds = {"dflash1": "DFlash 1", "dflash2": "DFlash 2"}
     verdicts = {True: "fits", False: "too small", None: "?"}
     for entry in entries:
-        state = "here" if entry.is_here() else "to be pulled"
+        state = "here" if entry.is_here() else "to pull"
         size = f"{entry.n_bytes / 1e9:.1f} GB" if entry.n_bytes else "?"
-        table.add_row(entry.name, state, size, verdicts[fits(entry.n_bytes)], entry.summary)
+        verdict, kind = verdicts[fits(entry.n_bytes)], kinds[entry.drafter_kind]
+        first, *others = entry.target.files
+        table.add_row(entry.name, state, size, verdict, kind, first + (f" +{len(others)}" if others else ""))
     out().print(table)
     if not all(entry.is_here() for entry in entries):
-        err().print("localspec pull NAME fetches one; NAME:QUANT another quantisation of its target", soft_wrap=True)
+        text = "localspec pull NAME fetches one, NAME:QUANT with another of its target files (--json lists them)"
+        err().print(text, soft_wrap=True)
 
 
 def show_found(candidates: list[Candidate]) -> None:

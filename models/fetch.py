@@ -77,6 +77,8 @@ def _note(entry: PairEntry, screen: Screen) -> None:
     """What to know of a pair before gigabytes of it come."""
     licences = (entry.target.license or "not known", entry.drafter.license or "not known")
     screen.say(f"{entry.name}: licence of the target {licences[0]}, of the drafter {licences[1]}.")
+    if entry.certainty.get("files") != "A":
+        screen.say(f"{entry.name}: only one source names these files, and nobody has checked that they are there.")
     if entry.thinking in ("on", "off"):
         screen.say(f"{entry.name}: the drafter was trained with thinking {entry.thinking}.")
 

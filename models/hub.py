@@ -280,5 +280,5 @@ def _sentence(error: BaseException, repo: str) -> str:
             return f"the server does not let you have {repo} ({code}): look at {page}, then {login}."
         return f"the server answers {code} for {error.response.url.path} of {repo}: {AGAIN} later."
     wait_s = error.wait_s if isinstance(error, BrokenOffError) else 0.0
-    when = f"in {wait_s:.0f} seconds" if wait_s else "to go on from there"
+    when = f"in {wait_s:.0f} seconds, it goes on where it was" if wait_s else "and it goes on where it was"
     return f"the download from {repo} failed ({str(error).splitlines()[0]}): {AGAIN} {when}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from localspec import compat, models
+from localspec.app import main
 from localspec.errors import MissingError, OptionError
 from localspec.models import HubFile, PackageFile, WheelMember
 
@@ -172,6 +175,20 @@ def test_memory() -> None:
 def test_cache_is_the_users_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALSPEC_CACHE")
     assert models.cache_dir().name.lower() in {"localspec", "cache"}
+
+
+def test_the_command_lists_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(main, ["models"])
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert set(models.names()) < set(rows)
+    assert all(word in rows["qwen3-4b"] for word in ("to pull", "3.1 GB", "DFlash 1", "Q4_K_M +1"))
+    assert "localspec pull NAME" in done.stderr
+    printed = {entry["name"]: entry for entry in json.loads(CliRunner().invoke(main, ["models", "--json"]).stdout)}
+    assert printed["qwen3-4b"]["here"] is False
+    assert printed["qwen3-4b"]["bytes"] == 2_497_280_256 + 577_047_008
+    assert printed["qwen3-4b"]["target"]["files"]["Q8_0"]["repo"] == "Qwen/Qwen3-4B-GGUF"
+    assert printed["muse-glimmer-30b"]["bytes"] is None
 
 
 def test_nothing_but_pull_imports_the_network() -> None:

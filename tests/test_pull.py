@@ -162,6 +162,7 @@ def test_sizes_and_room_are_shown_before_anything_is_fetched(
     assert "4.38 MB to fetch into" in text
     assert "GB free" in text
     assert "licence of the target MIT, of the drafter not known" in text
+    assert "only one source" in text
     assert server.ranges() == []
 
 
@@ -309,7 +310,7 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(server: Hub, screen: Li
 def test_a_later_pull_goes_on_from_a_dead_one(server: Hub, screen: Lines, files: dict[str, Path]) -> None:
     server.faults["get"] = ["drop", *["reset"] * transfer.N_TRIES]
     with pytest.raises(
-        MissingError, match=rf"^the download from {TARGETS} failed \(.*\): run .* to go on from there\.$"
+        MissingError, match=rf"^the download from {TARGETS} failed \(.*\): run .* again and it goes on where it was\.$"
     ):
         fetch.pull_pair(models.get("tiny"), screen)
     assert not models.get("tiny").is_here()
@@ -413,7 +414,7 @@ def wait_long(server: Hub) -> None:
         (always("get", "503"), ["503"]),
         (always("get", "short"), ["failed"]),
         (always("get", "reset"), ["failed"]),
-        (always("get", "hang"), ["timed out", "to go on from there"]),
+        (always("get", "hang"), ["timed out", "again and it goes on where it was"]),
         (always("api", "hang"), ["timed out"]),
         (always("api", "500"), ["500"]),
         (always("api", "403"), ["403"]),
