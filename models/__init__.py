@@ -86,7 +86,8 @@ class PairEntry:
 
     `name` may carry a quantisation of the target, as in `qwen3-4b:Q8_0`. `arch` is the target's architecture,
     `drafter_kind` dflash1 or dflash2. `block_size` is a cross-check; the drafter's header decides. `thinking` is the
-    mode the drafter was trained in (on, off, or none: the target has no such mode; None: not stated); `certainty` has a
+    mode the drafter was trained in (on, off, or none: the target has no such mode; None: not stated); `gated` is False
+    where there is no sign of a gate and None where nobody has looked; `certainty` has a
     grade A to C for the drafter's `files` and for its `ids`. `draft_max` is the number of tokens to draft a round that
     was measured best (None: the drafter's whole block); `sampling` what its makers recommend, or
     publish their figures at.
