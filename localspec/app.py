@@ -334,13 +334,40 @@ def models(as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--in", "folders", type=click.Path(path_type=Path), multiple=True, help="Look in this folder, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def find(target: Path, folders: tuple[Path, ...], as_json: bool) -> None:
+    """Name the drafters that fit the GGUF file TARGET, and why the others do not.
+
+    Looks into the files themselves, here and in the list of pairs. Exit status 0 only if one fits.
+    """
+    from localspec import terminal
+    from localspec.models.find import find as find_drafters
+
+    candidates = find_drafters(target, folders)
+    if as_json:
+        click.echo(json.dumps([candidate.as_dict() for candidate in candidates]))
+    else:
+        terminal.show_found(candidates)
+    sys.exit(0 if any(candidate.fits for candidate in candidates) else 1)
+
+
+@main.command()
 @click.argument("name", required=False)
 def pull(name: str | None) -> None:
-    """Fetch a pair (default: the default pair). The only command that touches the network."""
+    """Fetch a pair or a model. The only command that touches the network.
+
+    NAME is a pair that `localspec models` lists (default: the default pair), or NAME:QUANT, or a repository of the
+    Hugging Face Hub: user/repo, user/repo:QUANT or user/repo/file.gguf. What a repository gave is printed as paths for
+    -m and -md. A pull that was stopped goes on where it was.
+    """
     from localspec import models as registry
     from localspec.models import fetch
 
-    fetch.pull(registry.get(name or registry.DEFAULT))
+    paths = fetch.pull(name or registry.DEFAULT)
+    for path in paths if name and "/" in name else ():
+        click.echo(path)
 
 
 @main.command()

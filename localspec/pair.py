@@ -16,7 +16,7 @@ import numpy as np
 from localspec import compat, probe, staircase
 from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
-from localspec.errors import MissingError, OptionError, PairError
+from localspec.errors import OptionError, PairError
 from localspec.generate import Engine, generate
 from localspec.llama import Header, Model, read_header, system_info
 from localspec.options import Options, Select, Settings, check_whole
@@ -328,7 +328,8 @@ def load(
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
 ) -> Pair:
-    """Load a pair by name (`load("smollm2-135m")`, the default) or two GGUF files (`load(target=…, draft=…)`).
+    """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
+    target) or two GGUF files (`load(target=…, draft=…)`).
 
     `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
     `draft_gpu_layers` layers on the GPU (negative: all). Raises ModelError, PairError, OptionError, MissingError (run
@@ -340,12 +341,7 @@ def load(
         from localspec import models
 
         entry = models.get(pair or models.DEFAULT)
-        target_path, drafter_path = (
-            entry.target_path(),
-            entry.drafter_path() if draft is None else Path(draft),
-        )
-        if not entry.is_here():
-            raise MissingError(f"{entry.name} is not on this machine; run: localspec pull {entry.name}")
+        target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
     _check_files(target_path, drafter_path)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from localspec.chat import Chat
     from localspec.check import Report
     from localspec.models import PairEntry
+    from localspec.models.find import Candidate
     from localspec.pair import Pair, Result, Stream
     from localspec.record import Staircase
 
@@ -257,8 +258,30 @@ def show_costs(staircase: Staircase) -> None:
 
 def show_models(entries: list[PairEntry]) -> None:
     """The table of `localspec models`."""
-    table = Table("name", "target", "drafter", "state", box=None, padding=(0, 2))
+    from localspec.models import fits
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("name", "state", "size", "memory", "drafter", "target in"):
+        table.add_column(heading, no_wrap=True)
+    kinds = {"dflash1": "DFlash 1", "dflash2": "DFlash 2"}
+    verdicts = {True: "fits", False: "too small", None: "?"}
     for entry in entries:
-        state = "here" if entry.is_here() else f"run: localspec pull {entry.name}"
-        table.add_row(entry.name, entry.target_path().name, entry.drafter_path().name, state)
+        state = "here" if entry.is_here() else "to pull"
+        size = f"{entry.n_bytes / 1e9:.1f} GB" if entry.n_bytes else "?"
+        verdict, kind = verdicts[fits(entry.n_bytes)], kinds[entry.drafter_kind]
+        first, *others = entry.target.files
+        table.add_row(entry.name, state, size, verdict, kind, first + (f" +{len(others)}" if others else ""))
     out().print(table)
+    if not all(entry.is_here() for entry in entries):
+        text = "localspec pull NAME fetches one, NAME:QUANT with another of its target files (--json lists them)"
+        err().print(text, soft_wrap=True)
+
+
+def show_found(candidates: list[Candidate]) -> None:
+    """The outcome of `localspec find`: what fits first."""
+    console = out()
+    for candidate in sorted(candidates, key=lambda c: not c.fits):
+        line = f"{candidate.name}: {candidate.refusal or candidate.note}"
+        console.print(("fits     " if candidate.fits else "refused  ") + line, markup=False, soft_wrap=True)
+    if not candidates:
+        err().print("no drafter known or found here was made for this model", soft_wrap=True)

