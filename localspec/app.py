@@ -63,16 +63,26 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
+def layers(value: str) -> int | None:
+    """A number of layers: None for `auto` (as many as fit), negative for `all`."""
+    if value in ("auto", "all"):
+        return None if value == "auto" else -1
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"must be auto, all or a number, not {value!r}.") from None
+
+
 model_options = options(
     click.argument("name", required=False),
     click.option("-m", "--model", type=click.Path(path_type=Path), help="Target GGUF file."),
     click.option("-md", "--model-draft", type=click.Path(path_type=Path), help="Drafter GGUF file."),
-    click.option("-ngl", "--gpu-layers", type=int, default=-1, help="Target layers on the GPU (-1: all)."),
-    click.option("-ngld", "--gpu-layers-draft", type=int, help="Drafter layers on the GPU (default: as -ngl)."),
-    click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: the model's, at most 8192)."),
+    click.option("-ngl", "--gpu-layers", type=layers, help="Target layers on the GPU: auto, all or N (default: auto)."),
+    click.option("-ngld", "--gpu-layers-draft", type=layers, help="Drafter layers on the GPU (default: as -ngl)."),
+    click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: what fits, usually 8192)."),
     click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
     click.option("--draft-max", type=int, help="Tokens drafted a round (default: as many as pay, 0: none)."),
-    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
+    click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 
 sampling_options = options(
@@ -112,6 +122,7 @@ def _load(values: dict[str, Any], *, drafting: bool = True) -> Pair:
             draft_gpu_layers=values["gpu_layers_draft"],
             n_threads=values["threads"],
             draft_max=values["draft_max"],
+            explain=terminal.note if values["verbose"] else None,
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
-from localspec import compat, probe, staircase
+from localspec import compat, fit, memory, probe, staircase
 from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
 from localspec.errors import MissingError, OptionError, PairError
@@ -22,7 +22,6 @@ from localspec.stats import Stats
 from localspec.target import Target
 from localspec.text import ChatTemplate, Limits, Message, TextStream, encode_plain
 
-DEFAULT_N_CTX = 8192
 MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
 MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -110,25 +109,21 @@ class Pair:
         target: Path,
         drafter: Path | None = None,
         *,
-        n_ctx: int | None = None,
+        n_ctx: int,
         gpu_layers: int = -1,
         draft_gpu_layers: int | None = None,
         n_threads: int | None = None,
         draft_max: int | None = None,
     ) -> None:
-        _check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
-        _check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
-        _check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
-        _check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
         head, draft_head = _check_files(target, drafter)
-        self.target_path, self.drafter_path = target, drafter
+        self.target_path, self.drafter_path, self.n_ctx = target, drafter, n_ctx
         self.block_size = compat.block_size(draft_head) if draft_head else 1
         self.draft_max = None if draft_max is None else _checked_draft_max(draft_max, self.block_size)
         self._n_threads = n_threads
         self._identity = _identity((target, drafter), n_threads, gpu_layers, draft_gpu_layers)
         self._open: list[_Closable] = []
         try:
-            speaker = self._load_target(head, draft_head, n_ctx, gpu_layers)
+            speaker = self._load_target(head, draft_head, gpu_layers)
             on_gpu = gpu_layers if draft_gpu_layers is None else draft_gpu_layers
             self.engine = Engine(speaker, self._load_drafter(draft_head, speaker, on_gpu))
         except BaseException:
@@ -137,9 +132,8 @@ class Pair:
         self.vocab, source = speaker.model.vocab, speaker.model.chat_template
         self.template = ChatTemplate(source, self.vocab) if source else None
 
-    def _load_target(self, head: Header, draft_head: Header | None, n_ctx: int | None, gpu_layers: int) -> Target:
+    def _load_target(self, head: Header, draft_head: Header | None, gpu_layers: int) -> Target:
         model = self._keep(Model(head.path, gpu_layers=gpu_layers))
-        self.n_ctx = n_ctx or min(model.n_ctx_train, DEFAULT_N_CTX)
         layers = draft_head.ints("dflash.target_layers") if draft_head else ()
         draft_max = self.block_size - 1
         target = self._keep(
@@ -344,18 +338,24 @@ def load(
     target: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     n_ctx: int | None = None,
-    gpu_layers: int = -1,
+    gpu_layers: int | None = None,
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
     draft_max: int | None = None,
+    explain: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a pair by name (`load("smollm2-135m")`, the default) or two GGUF files (`load(target=…, draft=…)`).
 
-    `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
-    `draft_gpu_layers` layers on the GPU (negative: all), `draft_max` tokens drafted a round (default: as many as pay
-    on this machine, see `planner`). Raises ModelError, PairError, OptionError, MissingError (run
+    `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
+    (negative: all) are by default what fits into memory, see `fit.settle`; `draft_max` tokens are drafted a round
+    (default: as many as pay on this machine, see `planner`). `explain` is called with the memory plan, a table, before
+    anything is loaded. Raises ModelError, PairError, OptionError (also for what does not fit), MissingError (run
     `localspec pull`), BackendError.
     """
+    _check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
+    _check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
+    _check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
+    _check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
     if pair is not None and target is not None:
         raise OptionError(f"give either the pair {pair!r} or a target file, not both.")
     if target is None:
@@ -372,14 +372,17 @@ def load(
             draft_max = entry.draft_max
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
-    _check_files(target_path, drafter_path)
-    probe.vouch(target_path, drafter_path, gpu_layers=gpu_layers)
+    heads = _check_files(target_path, drafter_path)
+    plan = fit.settle(*heads, memory.pools(), n_ctx=n_ctx, gpu_layers=gpu_layers, draft_gpu_layers=draft_gpu_layers)
+    if explain:
+        explain(plan.table())
+    probe.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
     return Pair(
         target_path,
         drafter_path,
-        n_ctx=n_ctx,
-        gpu_layers=gpu_layers,
-        draft_gpu_layers=draft_gpu_layers,
+        n_ctx=plan.n_ctx,
+        gpu_layers=plan.gpu_layers,
+        draft_gpu_layers=plan.draft_gpu_layers,
         n_threads=n_threads,
         draft_max=draft_max,
     )

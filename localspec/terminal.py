@@ -40,6 +40,11 @@ def err() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """A remark on stderr."""
+    err().print(text, style="dim", markup=False, soft_wrap=True)
+
+
 @contextmanager
 def status(text: str, *, quiet: bool = False) -> Iterator[None]:
     """A spinner on stderr while something loads; nothing when stderr is no terminal."""

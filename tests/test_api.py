@@ -102,7 +102,9 @@ LAYERS: dict[str, set[str]] = {
     "cache": set(),
     **PURE,
     "llama": {"cache"},
+    "memory": {"llama"},
     "compat": {"llama"},
+    "fit": {"llama", "memory", "compat"},
     "target": {"llama", "lattice"},
     "drafter": {"llama", "lattice", "target"},
     "generate": {"target", "drafter", "lattice", "paths", "planner", "sampling", "accept", "stats"},
@@ -110,7 +112,7 @@ LAYERS: dict[str, set[str]] = {
     "text": {"llama"},
     "chat": {"generate", "text"},
 }
-TOP = {"pair", "check", "bench", "prompts", "probe", "app", "terminal", "distill", "models", "convert"}
+TOP = {"pair", "check", "bench", "prompts", "probe", "doctor", "app", "terminal", "distill", "models", "convert"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
