@@ -2,8 +2,8 @@
 
 The formulas follow the llama.cpp in llama-cpp-python 0.3.36 (`create_memory`, `load_tensors`, `output_reserve`,
 `sched_reserve`). Weights, caches and recurrent states come out to the byte. Compute buffers are an estimate: what was
-seen to be alive at once in graphs of dense, mixture-of-experts and hybrid models, within a fifth of what llama.cpp
-reserves (`tests/test_fit.py` holds it to that).
+seen to be alive at once in graphs of dense, mixture-of-experts and hybrid models, within a quarter of what llama.cpp
+reserves on a CPU (`tests/test_fit.py` holds it to that).
 
 Defaults and refusals ask different questions. A default (`-c`, `-ngl auto`) is chosen so that all of it fits into what
 is free now, with room to spare. A refusal needs certainty: on a GPU nothing can be paged out, so what is free counts;
@@ -44,7 +44,7 @@ INPUTS = ("token_embd", "per_layer_token_embd", "position_embd", "token_types") 
 class Part:
     """What one model of a pair takes, in bytes; entry i of `weights` and `memory` is layer i, the last one the head.
 
-    `embeddings` and `host` (features, logits) lie in RAM wherever the layers do; `compute` is needed wherever layers
+    `embeddings` and `outputs` (features, logits) lie in RAM wherever the layers do; `compute` is needed wherever layers
     lie; `tied` is what the head takes on a GPU when it shares its matrix with the embeddings, which stay in RAM.
     """
 
@@ -53,7 +53,7 @@ class Part:
     memory: tuple[int, ...]
     embeddings: int
     tied: int
-    host: int
+    outputs: int
     compute: int
 
 
@@ -198,7 +198,7 @@ def place(n_layer: int, gpu_layers: int, free: Sequence[int]) -> list[int]:
 
 
 def _rows(part: Part, gpu_layers: int, pools: Sequence[Pool]) -> list[Row]:
-    """A model's lines: its weights, its memory, its buffers, each summed by pool."""
+    """A model's lines, each summed by pool."""
     where = place(len(part.weights) - 1, gpu_layers, [pool.free for pool in pools[1:]])
 
     def summed(sizes: Iterable[int], in_ram: int) -> tuple[int, ...]:
@@ -211,10 +211,10 @@ def _rows(part: Part, gpu_layers: int, pools: Sequence[Pool]) -> list[Row]:
     weights[where[-1]] += part.tied if where[-1] else 0
     buffers = [part.compute * (i in where) for i in range(len(pools))]
     buffers[0] = part.compute  # the embeddings are looked up on the CPU, whatever else runs there
-    buffers[0] += part.host
     return [
         Row(f"{part.name} weights", tuple(weights), is_weights=True),
         Row(f"{part.name} memory", summed(part.memory, 0)),
+        Row(f"{part.name} outputs", summed([0] * len(where), part.outputs)),
         Row(f"{part.name} buffers", tuple(buffers)),
     ]
 
@@ -290,8 +290,8 @@ def target_part(head: Header, n_ctx: int, draft_max: int, n_exposed: int) -> Par
     logits = F32 * n_outputs * n_vocab(head)
     compute = max(F32 * tokens * _activations(head, tokens, n_outputs), logits) + F16 * tokens * cells + features
     memory = _memory(head, cells, tokens, n_snapshots=n_outputs, whole_window=False)
-    host = 2 * features + logits  # the features twice: llama.cpp's buffer and ours
-    return Part("target", weights, memory, embeddings, tied, host, compute)
+    outputs = 2 * features + logits  # the features twice: llama.cpp's buffer and ours
+    return Part("target", weights, memory, embeddings, tied, outputs, compute)
 
 
 def drafter_part(head: Header, n_ctx: int, width: int, *, on_gpu: bool) -> Part:
@@ -310,8 +310,8 @@ def drafter_part(head: Header, n_ctx: int, width: int, *, on_gpu: bool) -> Part:
     mask = (F16 if on_gpu else F32) * tokens * cells
     compute = largest + mask + F32 * tokens * (width + 3 * _n_embd(head))
     memory = _memory(head, cells, tokens, n_snapshots=1, whole_window=True)
-    rows = F32 * tokens * (width + _n_embd(head))  # features in, lattice out
-    return Part("drafter", weights, memory, embeddings, 0, rows + F32 * block * n_vocab(head), compute)
+    outputs = F32 * (tokens * (width + _n_embd(head)) + block * n_vocab(head))  # features in, lattice and logits out
+    return Part("drafter", weights, memory, embeddings, 0, outputs, compute)
 
 
 def n_vocab(head: Header) -> int:
