@@ -59,11 +59,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the plan: bytes in each pool."""
+    """Bytes a model needs in each pool; `kind` is "weights", "memory", "outputs" or "buffers"."""
 
-    name: str
+    model: str
+    kind: str
     bytes: tuple[int, ...]
-    is_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,14 @@ class Plan:
     pools: tuple[Pool, ...]
     rows: tuple[Row, ...]
 
-    def weights(self, pool: int) -> int:
-        return sum(row.bytes[pool] for row in self.rows if row.is_weights)
-
-    def context(self, pool: int) -> int:
-        """Caches and buffers: what cannot be read from the file again."""
-        return sum(row.bytes[pool] for row in self.rows if not row.is_weights)
-
-    def total(self, pool: int) -> int:
-        return self.weights(pool) + self.context(pool)
+    def needs(self, pool: int, *kinds: str) -> int:
+        """Bytes in a pool, of these kinds or of all."""
+        return sum(row.bytes[pool] for row in self.rows if not kinds or row.kind in kinds)
 
     def has_room(self, pool: int, share: int = 1) -> bool:
         """Whether it fits into what is free of a pool now, with `MARGIN` and `share` times its caches and buffers."""
-        needed = self.weights(pool) + share * self.context(pool)
+        weights = self.needs(pool, "weights")
+        needed = weights + share * (self.needs(pool) - weights)
         return needed == 0 or needed + MARGIN <= self.pools[pool].free
 
     def is_comfortable(self, share: int = 1) -> bool:
@@ -97,28 +92,30 @@ class Plan:
 
     def shortage(self) -> int | None:
         """The first pool that certainly is too small, if there is one."""
-        for i, pool in enumerate(self.pools):
-            if not pool.total:
-                continue  # a driver that tells nothing: let llama.cpp try
-            enough = self.total(i) <= pool.free if i else self._fits_ram(pool)
-            if not enough:
-                return i
-        return None
+        return next((i for i in range(len(self.pools)) if not self._may_fit(i)), None)
 
-    def _fits_ram(self, pool: Pool) -> bool:
-        return self.context(0) <= pool.free + pool.swap and self.total(0) <= pool.total + pool.swap
+    def _may_fit(self, i: int) -> bool:
+        pool = self.pools[i]
+        total = self.needs(i) - self.needs(i, "buffers") // 4  # the estimate may be a quarter too high
+        if not pool.total:
+            return True  # a driver that tells nothing: let llama.cpp try
+        if i:
+            return total <= pool.free
+        unmapped = total - self.needs(i, "weights")
+        return unmapped <= pool.free + pool.swap and total <= pool.total + pool.swap
 
     def table(self) -> str:
         """The plan as aligned text: a line for each row, a column for each pool that is used."""
-        used = [i for i in range(len(self.pools)) if i == 0 or self.total(i)]
-        lines = [("", *(self.pools[i].name for i in used))]
-        lines += [(row.name, *(size(row.bytes[i]) for i in used)) for row in self.rows if any(row.bytes)]
-        lines.append(("needed", *(size(self.total(i)) for i in used)))
-        lines.append(("free, in all", *(f"{size(self.pools[i].free)}, {size(self.pools[i].total)}" for i in used)))
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        used = [i for i in range(len(self.pools)) if i == 0 or self.needs(i)]
+        columns = [[self.pools[i].name, *(size(row.bytes[i]) for row in self.rows)] for i in used]
+        for i, column in zip(used, columns, strict=True):
+            column += [size(self.needs(i)), f"{size(self.pools[i].free)}, {size(self.pools[i].total)}"]
+        names = ["", *(f"{row.model} {row.kind}" for row in self.rows), "needed", "free, in all"]
+        widths = [max(map(len, column)) for column in (names, *columns)]
+        lines = zip(names, *columns, strict=True)
         return "\n".join(
-            "  ".join((line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))))
-            for line in lines
+            "  ".join([name.ljust(widths[0]), *(text.rjust(n) for text, n in zip(texts, widths[1:], strict=True))])
+            for name, *texts in lines
         )
 
 
@@ -212,10 +209,10 @@ def _rows(part: Part, gpu_layers: int, pools: Sequence[Pool]) -> list[Row]:
     buffers = [part.compute * (i in where) for i in range(len(pools))]
     buffers[0] = part.compute  # the embeddings are looked up on the CPU, whatever else runs there
     return [
-        Row(f"{part.name} weights", tuple(weights), is_weights=True),
-        Row(f"{part.name} memory", summed(part.memory, 0)),
-        Row(f"{part.name} outputs", summed([0] * len(where), part.outputs)),
-        Row(f"{part.name} buffers", tuple(buffers)),
+        Row(part.name, "weights", tuple(weights)),
+        Row(part.name, "memory", summed(part.memory, 0)),
+        Row(part.name, "outputs", summed([0] * len(where), part.outputs)),
+        Row(part.name, "buffers", tuple(buffers)),
     ]
 
 
@@ -261,7 +258,7 @@ def _refusal(target: Header, chosen: Plan, at: Callable[[int, int], Plan]) -> st
     if layers or (chosen.gpu_layers and fits(chosen.n_ctx, 0)):
         ways.append(f"-ngl {layers}")
     return (
-        f"{target.path.name} with {chosen.n_ctx:,} tokens of context needs {size(chosen.total(short))} of {pool.name}, "
+        f"{target.path.name} with {chosen.n_ctx:,} tokens of context needs {size(chosen.needs(short))} of {pool.name}, "
         f"which has {size(pool.free)} free of {size(pool.total)}; what fits is "
         f"{' or '.join(ways) or 'a smaller quantisation' + _bits(target, chosen, short)}.\n{chosen.table()}"
     )
@@ -270,8 +267,8 @@ def _refusal(target: Header, chosen: Plan, at: Callable[[int, int], Plan]) -> st
 def _bits(target: Header, chosen: Plan, pool: int) -> str:
     """How many bits a weight would fit, where there is an answer."""
     n_weights = sum(_count(tensor.shape) for tensor in target.tensors.values())
-    has = chosen.weights(pool)
-    room = has - (chosen.total(pool) - (chosen.pools[pool].free if pool else chosen.pools[pool].total))
+    has = chosen.needs(pool, "weights")
+    room = has - (chosen.needs(pool) - (chosen.pools[pool].free if pool else chosen.pools[pool].total))
     now = 8 * sum(tensor.n_bytes for tensor in target.tensors.values()) / max(n_weights, 1)
     fitting = now * room / max(has, 1)
     return f" with about {fitting:.1f} bits a weight instead of {now:.1f}" if fitting > 1 else ""

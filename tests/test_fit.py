@@ -14,7 +14,7 @@ import tiny
 
 from localspec import drafter, fit, models, target
 from localspec.errors import OptionError
-from localspec.fit import Plan, place, plan, settle
+from localspec.fit import place, plan, settle
 from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose
 from localspec.llama.binding import C
 from localspec.memory import Pool
@@ -172,9 +172,9 @@ def test_a_tied_head_costs_again_on_a_gpu_only() -> None:
     pools = [Pool("RAM", GIB, GIB), Pool("CUDA0", GIB, GIB)]
     on_cpu, on_gpu = (plan(head, None, pools, n_ctx=4096, gpu_layers=n, draft_gpu_layers=0) for n in (0, 1))
     embeddings, norm = head.tensors["token_embd.weight"].n_bytes, head.tensors["output_norm.weight"].n_bytes
-    assert on_cpu.weights(0) == sum(t.n_bytes for t in head.tensors.values())
-    assert on_gpu.weights(0) == on_cpu.weights(0) - norm
-    assert on_gpu.weights(1) == embeddings + norm
+    assert on_cpu.needs(0, "weights") == sum(t.n_bytes for t in head.tensors.values())
+    assert on_gpu.needs(0, "weights") == on_cpu.needs(0, "weights") - norm
+    assert on_gpu.needs(1, "weights") == embeddings + norm
 
 
 def test_layers_for_multi_token_prediction_are_not_loaded() -> None:
@@ -280,7 +280,8 @@ def test_the_context_is_8192_where_more_would_be_greedy() -> None:
 def test_the_context_grows_while_it_is_cheap_up_to_the_training_length() -> None:
     grown = settle(EIGHT, None, machine(64))
     assert 8192 < grown.n_ctx < 131072
-    assert grown.context(0) <= (64 * GIB - grown.weights(0)) / 8
+    weights = grown.needs(0, "weights")
+    assert grown.needs(0) - weights <= (64 * GIB - weights) / 8
     assert settle(EIGHT, None, machine(400)).n_ctx == 131072
     assert settle(header(dense("llama", **LLAMA_8B), context_length=2048), None, machine(64)).n_ctx == 2048
 
@@ -296,7 +297,7 @@ def test_all_layers_go_to_a_card_that_holds_them() -> None:
     chosen = settle(EIGHT, None, machine(16, 12))
     assert chosen.gpu_layers == 33
     assert chosen.n_ctx == 8192
-    assert chosen.weights(0) == EIGHT.tensors["token_embd.weight"].n_bytes
+    assert chosen.needs(0, "weights") == EIGHT.tensors["token_embd.weight"].n_bytes
 
 
 def test_as_many_layers_as_fit_go_to_a_smaller_card() -> None:
@@ -397,7 +398,8 @@ def test_mapped_weights_need_not_be_free_memory() -> None:
 
 
 def test_a_card_needs_room_for_all_of_it() -> None:
-    needed = plan(EIGHT, None, machine(64, 48), n_ctx=8192, gpu_layers=33, draft_gpu_layers=0).total(1) / GIB
+    whole = plan(EIGHT, None, machine(64, 48), n_ctx=8192, gpu_layers=33, draft_gpu_layers=0)
+    needed = (whole.needs(1) - whole.needs(1, "buffers") / 4) / GIB  # these are an estimate
     assert settle(EIGHT, None, machine(64, needed + 0.01), n_ctx=8192, gpu_layers=33).shortage() is None
     refusal(EIGHT, None, machine(64, needed - 0.01), n_ctx=8192, gpu_layers=33)
 
@@ -425,10 +427,6 @@ CACHES = r"(?:kv_cache|recurrent): size = +([\d.]+) MiB"
 BUFFERS = r"~llama_context: +CPU compute buffer size is +([\d.]+) MiB"  # when it closes: as large as it ever was
 
 
-def caches(planned: Plan) -> float:
-    return sum(row.bytes[0] for row in planned.rows if row.name.endswith("memory"))
-
-
 ROUNDING, QUARTER = 0.01 * MIB, 0.25
 
 
@@ -442,12 +440,12 @@ def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, 
         pair.generate([1, 2, 3], max_tokens=4, draft_max=7)
         on_disk = sum(model.n_bytes for model in (pair.engine.target.model, pair.engine.drafter.model))
     text = log.readouterr().err
-    assert planned.weights(0) == on_disk
-    assert caches(planned) == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
+    assert planned.needs(0, "weights") == on_disk
+    assert planned.needs(0, "memory") == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
     helpers, speakers = logged(text, BUFFERS)
-    rows = {row.name: row.bytes[0] for row in planned.rows}
-    assert rows["target buffers"] == pytest.approx(speakers, rel=QUARTER)
-    assert rows["drafter buffers"] == pytest.approx(helpers, rel=QUARTER)
+    buffers = {row.model: row.bytes[0] for row in planned.rows if row.kind == "buffers"}
+    assert buffers["target"] == pytest.approx(speakers, rel=QUARTER)
+    assert buffers["drafter"] == pytest.approx(helpers, rel=QUARTER)
 
 
 def test_the_default_pair(log: pytest.CaptureFixture[str]) -> None:
@@ -457,11 +455,11 @@ def test_the_default_pair(log: pytest.CaptureFixture[str]) -> None:
     with Pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
         pair.generate([1, 2, 3], max_tokens=2, draft_max=7)
     text = log.readouterr().err
-    assert caches(planned) == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
+    assert planned.needs(0, "memory") == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
     helpers, speakers = logged(text, BUFFERS)
-    rows = {row.name: row.bytes[0] for row in planned.rows}
-    assert rows["target buffers"] == pytest.approx(speakers, rel=QUARTER)
-    assert rows["drafter buffers"] == pytest.approx(helpers, rel=QUARTER)
+    buffers = {row.model: row.bytes[0] for row in planned.rows if row.kind == "buffers"}
+    assert buffers["target"] == pytest.approx(speakers, rel=QUARTER)
+    assert buffers["drafter"] == pytest.approx(helpers, rel=QUARTER)
 
 
 @pytest.fixture
