@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +292,27 @@ def pull(name: str | None) -> None:
     from localspec.models import fetch
 
     fetch.pull(registry.get(name or registry.DEFAULT))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a list of name, status, detail and next.")
+def doctor(as_json: bool) -> None:
+    """Look whether everything here works, and say what to do where it does not.
+
+    Exit status 1 only if something has failed; a warning is something that could be better.
+    """
+    from localspec import terminal
+    from localspec.doctor import examine
+
+    found = []
+    with terminal.status("looking", quiet=as_json):
+        for finding in examine():
+            found.append(finding)
+            if not as_json:
+                terminal.show_finding(finding)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], ensure_ascii=False))
+    sys.exit(1 if any(finding.status == "fail" for finding in found) else 0)
 
 
 @main.command()

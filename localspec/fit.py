@@ -24,7 +24,7 @@ from localspec.llama import Header
 from localspec.memory import Pool
 
 GOAL_N_CTX = 8192  # the context everyone gets if it fits
-MIN_N_CTX = 1024  # below that a default is of no use: better say that it does not fit
+MIN_N_CTX = 2048  # a default below that is of no use: better say that it does not fit
 STEP = 1024  # contexts are proposed in multiples of this
 SHARE = 8  # a context beyond GOAL_N_CTX by default takes at most this part of what the weights leave free
 MARGIN = 512 * 2**20  # left free by defaults: cuBLAS workspaces, Python, what other programs take meanwhile
@@ -237,7 +237,7 @@ def _most(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
 
 def _default_n_ctx(trained: int, goal: int, comfortable: Callable[[int, int], bool]) -> int:
     if not comfortable(goal, 1):
-        return _most(range(STEP, goal, STEP), lambda n: comfortable(n, 1)) or min(MIN_N_CTX, goal)
+        return _most(range(MIN_N_CTX, goal, STEP), lambda n: comfortable(n, 1)) or min(MIN_N_CTX, goal)
     longer = _most([*range(goal + STEP, trained, STEP), trained], lambda n: comfortable(n, SHARE))
     return max(goal, longer)
 

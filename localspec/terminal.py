@@ -18,6 +18,7 @@ from localspec.stats import Stats, total
 if TYPE_CHECKING:
     from localspec.chat import Chat
     from localspec.check import Report
+    from localspec.doctor import Finding
     from localspec.models import PairEntry
     from localspec.pair import Pair, Result, Stream
 
@@ -242,6 +243,15 @@ def show_bench(figures: dict[str, Any]) -> None:
         f"acceptance length {spec['acceptance_length']:.2f}, {spec['accepted_share']:.0%} of {spec['draft_n']} drafted"
     )
     console.print(f"accepted per slot {slots}")
+
+
+def show_finding(finding: Finding) -> None:
+    """A line of `localspec doctor`, and under it what to do."""
+    console, colour = out(), {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+    console.print(finding.status.ljust(5), style=colour, end="")
+    console.print(f"{finding.name}: {finding.detail}", markup=False, soft_wrap=True)
+    if finding.next:
+        console.print(f"     -> {finding.next}", style="dim", markup=False, soft_wrap=True)
 
 
 def show_models(entries: list[PairEntry]) -> None:

@@ -288,9 +288,9 @@ def test_the_context_grows_while_it_is_cheap_up_to_the_training_length() -> None
 
 def test_the_context_shrinks_where_memory_is_short() -> None:
     chosen = settle(EIGHT, None, machine(16, free=5.3))
-    assert 1024 <= chosen.n_ctx < 8192
+    assert 2048 <= chosen.n_ctx < 8192
     assert chosen.is_comfortable()
-    assert settle(EIGHT, None, machine(16, free=1)).n_ctx == 1024  # weights need not be free memory
+    assert settle(EIGHT, None, machine(16, free=1)).n_ctx == 2048  # weights need not be free memory
 
 
 def test_all_layers_go_to_a_card_that_holds_them() -> None:
@@ -541,5 +541,5 @@ def test_load_takes_what_the_plan_says_and_explains_it(tmp_path: Path, monkeypat
     monkeypatch.setattr(memory, "pools", lambda: machine(16, free=0.01, swap=1))
     speaker, tables = tiny.write_target(tmp_path / "t.gguf"), list[str]()
     with pair.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
-        assert loaded.n_ctx == 1024
+        assert loaded.n_ctx == 2048
     assert "target weights" in tables[0]

@@ -2,7 +2,7 @@
 
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, default_threads
-from localspec.llama.devices import Device, devices
+from localspec.llama.device import Device, devices
 from localspec.llama.header import Header, TensorInfo, read_header
 from localspec.llama.model import Model, Vocab, quantize
 from localspec.llama.selftest import safe_to_repack
