@@ -226,11 +226,11 @@ def pairs() -> Iterator[Finding]:
 
 def _pair(entry: PairEntry, *, is_default: bool) -> Finding:
     from localspec import compat, fit, memory
-    from localspec.llama import read_header
+    from localspec.llama import read_header, with_shards
 
     if not entry.is_here():
         return Finding(f"pair {entry.name}", "warn" if is_default else "ok", "not here", f"localspec pull {entry.name}")
-    heads = read_header(entry.target_path()), read_header(entry.drafter_path())
+    heads = with_shards(read_header(entry.target_path())), read_header(entry.drafter_path())
     compat.check_pair(*heads)
     try:
         plan = fit.settle(*heads, memory.pools())

@@ -46,6 +46,8 @@ class Part:
 
     `embeddings` and `outputs` (features, logits) lie in RAM wherever the layers do; `compute` is needed wherever layers
     lie; `tied` is what the head takes on a GPU when it shares its matrix with the embeddings, which stay in RAM.
+    `largest` is the largest tensor of a layer: where some layers stay in RAM, a GPU that helps with long prompts gets
+    their weights one after the other.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Part:
     tied: int
     outputs: int
     compute: int
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,8 @@ def _rows(part: Part, gpu_layers: int, pools: Sequence[Pool]) -> list[Row]:
 
     weights = list(summed(part.weights, part.embeddings))
     weights[where[-1]] += part.tied if where[-1] else 0
-    buffers = [part.compute * (i in where) for i in range(len(pools))]
+    lent = part.largest if 0 in where else 0
+    buffers = [(part.compute + lent) * (i in where) for i in range(len(pools))]
     buffers[0] = part.compute  # the embeddings are looked up on the CPU, whatever else runs there
     return [
         Row(part.name, "weights", tuple(weights)),
@@ -288,7 +292,7 @@ def target_part(head: Header, n_ctx: int, draft_max: int, n_exposed: int) -> Par
     compute = max(F32 * tokens * _activations(head, tokens, n_outputs), logits) + F16 * tokens * cells + features
     memory = _memory(head, cells, tokens, n_snapshots=n_outputs, whole_window=False)
     outputs = 2 * features + logits  # the features twice: llama.cpp's buffer and ours
-    return Part("target", weights, memory, embeddings, tied, outputs, compute)
+    return Part("target", weights, memory, embeddings, tied, outputs, compute, _largest(head))
 
 
 def drafter_part(head: Header, n_ctx: int, width: int, *, on_gpu: bool) -> Part:
@@ -308,7 +312,7 @@ def drafter_part(head: Header, n_ctx: int, width: int, *, on_gpu: bool) -> Part:
     compute = largest + mask + F32 * tokens * (width + 3 * _n_embd(head))
     memory = _memory(head, cells, tokens, n_snapshots=1, whole_window=True)
     outputs = F32 * (tokens * (width + _n_embd(head)) + block * n_vocab(head))  # features in, lattice and logits out
-    return Part("drafter", weights, memory, embeddings, 0, outputs, compute)
+    return Part("drafter", weights, memory, embeddings, 0, outputs, compute, _largest(head))
 
 
 def n_vocab(head: Header) -> int:
@@ -334,6 +338,10 @@ def _weights(head: Header) -> tuple[tuple[int, ...], int, int]:
             layers[n_layer] += tensor.n_bytes
     shared = None if "output.weight" in head.tensors else head.tensors.get("token_embd.weight")
     return tuple(layers), embeddings, shared.n_bytes if shared else 0
+
+
+def _largest(head: Header) -> int:
+    return max((tensor.n_bytes for name, tensor in head.tensors.items() if name.startswith("blk.")), default=0)
 
 
 def _memory(head: Header, cells: int, tokens: int, *, n_snapshots: int, whole_window: bool) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
 from localspec.errors import MissingError, OptionError, PairError
 from localspec.generate import Engine, generate
-from localspec.llama import Header, Model, read_header, system_info
+from localspec.llama import Header, Model, read_header, system_info, with_shards
 from localspec.planner import Auto, Fixed, Plan
 from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import Stats
@@ -373,7 +373,14 @@ def load(
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
     heads = _check_files(target_path, drafter_path)
-    plan = fit.settle(*heads, memory.pools(), n_ctx=n_ctx, gpu_layers=gpu_layers, draft_gpu_layers=draft_gpu_layers)
+    plan = fit.settle(
+        with_shards(heads[0]),
+        heads[1],
+        memory.pools(),
+        n_ctx=n_ctx,
+        gpu_layers=gpu_layers,
+        draft_gpu_layers=draft_gpu_layers,
+    )
     if explain:
         explain(plan.table())
     probe.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)

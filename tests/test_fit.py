@@ -13,9 +13,9 @@ import pytest
 import tiny
 
 from localspec import drafter, fit, models, target
-from localspec.errors import OptionError
+from localspec.errors import ModelError, OptionError
 from localspec.fit import place, plan, settle
-from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose
+from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose, with_shards
 from localspec.llama.binding import C
 from localspec.memory import Pool
 from localspec.pair import Pair
@@ -184,6 +184,29 @@ def test_layers_for_multi_token_prediction_are_not_loaded() -> None:
     assert part.memory[29] > 0 == part.memory[30] == part.memory[31]
 
 
+def test_a_split_model_is_weighed_as_a_whole(tmp_path: Path) -> None:
+    keys, shapes = dense("llama", **(LLAMA_8B | {"n_embd": 64, "n_layer": 3, "n_ff": 64, "n_vocab": 64}))
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=10)
+    for name, value in list(keys.items())[1:]:
+        writer.add_key_value(name, value, tiny._value_type(value))
+    for name, shape in shapes.items():
+        writer.add_tensor(name, np.zeros(shape[::-1], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first = read_header(tmp_path / "m-00001-of-00003.gguf")
+    whole = with_shards(first)
+    assert len(first.tensors) == 10
+    assert set(whole.tensors) == set(shapes)
+    part = fit.target_part(whole, 512, 0, 0)
+    assert sum(part.weights) + part.embeddings == 4 * sum(fit._count(shape) for shape in shapes.values())
+    (tmp_path / "m-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelError, match="m-00002-of-00003"):
+        with_shards(first)
+    assert with_shards(header((keys, shapes))).path.name == "made-up.gguf"
+
+
 # --- caches and states
 
 
@@ -307,6 +330,11 @@ def test_as_many_layers_as_fit_go_to_a_smaller_card() -> None:
     again = plan(EIGHT, None, machine(16, 4), n_ctx=8192, gpu_layers=chosen.gpu_layers + 1, draft_gpu_layers=0)
     assert not again.has_room(1)
     assert settle(EIGHT, None, machine(16, 0.7)).gpu_layers == 0
+
+
+def test_a_card_that_holds_a_part_is_lent_the_rest_one_tensor_at_a_time() -> None:
+    some, every = (plan(EIGHT, None, machine(16, 8), n_ctx=4096, gpu_layers=n, draft_gpu_layers=0) for n in (20, 33))
+    assert some.needs(1, "buffers") - every.needs(1, "buffers") == EIGHT.tensors["blk.0.ffn_up.weight"].n_bytes
 
 
 def test_two_cards_hold_more_than_one() -> None:

@@ -3,7 +3,7 @@
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, default_threads
 from localspec.llama.device import Device, devices
-from localspec.llama.header import Header, TensorInfo, read_header
+from localspec.llama.header import Header, TensorInfo, read_header, with_shards
 from localspec.llama.model import Model, Vocab, quantize
 from localspec.llama.selftest import safe_to_repack
 
@@ -23,4 +23,5 @@ __all__ = [
     "safe_to_repack",
     "set_verbose",
     "system_info",
+    "with_shards",
 ]
