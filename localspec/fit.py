@@ -250,32 +250,47 @@ def _refusal(target: Header, chosen: Plan, at: Callable[[int, int], Plan]) -> st
     """One sentence: what is needed, what is there, what would fit; and the plan under it."""
     short = chosen.shortage() or 0
     pool = chosen.pools[short]
+    return (
+        f"{target.path.name} with {chosen.n_ctx:,} tokens of context needs {size(chosen.needs(short))} of {pool.name}, "
+        f"which has {size(pool.free)} free of {size(pool.total)}; what fits is {_what_fits(target, chosen, at)}.\n"
+        f"{chosen.table()}"
+    )
+
+
+def _what_fits(target: Header, chosen: Plan, at: Callable[[int, int], Plan]) -> str:
+    """The nearest settings that fit: one of the two changed, or both, or another file."""
 
     def fits(n_ctx: int, n_layers: int) -> bool:
         return at(n_ctx, n_layers).shortage() is None
 
-    ways = []
-    if smaller := _most(range(CELLS, chosen.n_ctx, CELLS), lambda n: fits(n, chosen.gpu_layers)):
-        ways.append(f"-c {smaller}")
-    n_all = _n_layer(target) + 1 if len(chosen.pools) > 1 else 0
-    layers = _most_layers(n_all, lambda n: fits(chosen.n_ctx, n))
-    if layers or (chosen.gpu_layers and fits(chosen.n_ctx, 0)):
-        ways.append(f"-ngl {layers}")
-    return (
-        f"{target.path.name} with {chosen.n_ctx:,} tokens of context needs {size(chosen.needs(short))} of {pool.name}, "
-        f"which has {size(pool.free)} free of {size(pool.total)}; what fits is "
-        f"{' or '.join(ways) or 'a smaller quantisation' + _bits(target, chosen, short)}.\n{chosen.table()}"
-    )
+    def context(n_layers: int) -> int:
+        return _most(range(CELLS, chosen.n_ctx, CELLS), lambda n: fits(n, n_layers))
+
+    def layers(n_ctx: int) -> int | None:
+        n_all = _n_layer(target) + 1 if len(chosen.pools) > 1 else 0
+        most = _most_layers(n_all, lambda n: fits(n_ctx, n))
+        return most if most or fits(n_ctx, 0) else None
+
+    shorter, fewer = context(chosen.gpu_layers), layers(chosen.n_ctx)
+    ways = [f"-c {shorter}"] if shorter else []
+    ways += [f"-ngl {fewer}"] if fewer is not None else []
+    if ways:
+        return " or ".join(ways)
+    modest = min(chosen.n_ctx, MIN_N_CTX)
+    if (both := layers(modest)) is not None:
+        return f"-c {context(both)} -ngl {both}"
+    return f"a smaller quantisation{_bits(target, at(modest, chosen.gpu_layers))}"
 
 
-def _bits(target: Header, chosen: Plan, pool: int) -> str:
-    """How many bits a weight would fit, where there is an answer."""
+def _bits(target: Header, planned: Plan) -> str:
+    """How many bits a weight would fit into the pool that is short, where there is an answer."""
+    short = planned.shortage() or 0
+    pool, weights = planned.pools[short], planned.needs(short, "weights")
+    room = (pool.free if short else pool.total) - (planned.needs(short) - weights)
     n_weights = sum(_count(tensor.shape) for tensor in target.tensors.values())
-    has = chosen.needs(pool, "weights")
-    room = has - (chosen.needs(pool) - (chosen.pools[pool].free if pool else chosen.pools[pool].total))
-    now = 8 * sum(tensor.n_bytes for tensor in target.tensors.values()) / max(n_weights, 1)
-    fitting = now * room / max(has, 1)
-    return f" with about {fitting:.1f} bits a weight instead of {now:.1f}" if fitting > 1 else ""
+    bits = 8 * sum(tensor.n_bytes for tensor in target.tensors.values()) / max(n_weights, 1)
+    fitting = bits * room / max(weights, 1)
+    return f" with about {fitting:.1f} bits a weight instead of {bits:.1f}" if fitting > 1 else ""
 
 
 # --- one model

@@ -11,8 +11,10 @@ import gguf
 import numpy as np
 import pytest
 import tiny
+from click.testing import CliRunner, Result
 
-from localspec import drafter, fit, models, target
+from localspec import drafter, fit, memory, models, target
+from localspec.app import main
 from localspec.errors import ModelError, OptionError
 from localspec.fit import place, plan, settle
 from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose, with_shards
@@ -210,39 +212,39 @@ def test_a_split_model_is_weighed_as_a_whole(tmp_path: Path) -> None:
 # --- caches and states
 
 
-def memory(made: Any, n_ctx: int = 8192, draft_max: int = 0, **changes: Any) -> tuple[int, ...]:
+def kept(made: Any, n_ctx: int = 8192, draft_max: int = 0, **changes: Any) -> tuple[int, ...]:
     return fit.target_part(header(made, **changes), n_ctx, draft_max, 0).memory[:-1]
 
 
 def test_grouped_queries_keep_only_their_heads() -> None:
-    assert memory(dense("llama", **LLAMA_8B)) == (8192 * 8 * 128 * 2 * 2,) * 32  # K and V, two bytes each
-    assert sum(memory(dense("llama", **LLAMA_8B))) == GIB
-    assert memory(dense("llama", **LLAMA_8B), n_ctx=8193) == (8448 * 8 * 128 * 2 * 2,) * 32  # whole cells of 256
+    assert kept(dense("llama", **LLAMA_8B)) == (8192 * 8 * 128 * 2 * 2,) * 32  # K and V, two bytes each
+    assert sum(kept(dense("llama", **LLAMA_8B))) == GIB
+    assert kept(dense("llama", **LLAMA_8B), n_ctx=8193) == (8448 * 8 * 128 * 2 * 2,) * 32  # whole cells of 256
 
 
 def test_heads_may_differ_from_layer_to_layer() -> None:
     heads = [8, 4] * 16
-    assert memory(dense("llama", **LLAMA_8B), attention__head_count_kv=heads) == tuple(8192 * n * 512 for n in heads)
-    assert memory(dense("llama", **LLAMA_8B), attention__head_count_kv=None) == (8192 * 32 * 512,) * 32
+    assert kept(dense("llama", **LLAMA_8B), attention__head_count_kv=heads) == tuple(8192 * n * 512 for n in heads)
+    assert kept(dense("llama", **LLAMA_8B), attention__head_count_kv=None) == (8192 * 32 * 512,) * 32
 
 
 def test_a_sliding_window_keeps_the_window_and_a_batch() -> None:
     full, window = 8192 * 8 * 512, (1024 + 512) * 8 * 512
     swa = {"attention__sliding_window": 1024}
     made = dense("gpt-oss", **LLAMA_8B)
-    assert memory(made, **swa) == (window, full) * 16
-    assert memory(made, **swa, attention__sliding_window_pattern=[True] * 31 + [False]) == (window,) * 31 + (full,)
-    assert memory(made, n_ctx=512, **swa) == (512 * 8 * 512,) * 32  # never more than the context
-    assert memory(dense("llama", **LLAMA_8B), **swa) == (full,) * 32  # llama.cpp does not read the key for llama
+    assert kept(made, **swa) == (window, full) * 16
+    assert kept(made, **swa, attention__sliding_window_pattern=[True] * 31 + [False]) == (window,) * 31 + (full,)
+    assert kept(made, n_ctx=512, **swa) == (512 * 8 * 512,) * 32  # never more than the context
+    assert kept(dense("llama", **LLAMA_8B), **swa) == (full,) * 32  # llama.cpp does not read the key for llama
     sizes = {"attention__key_length_swa": 64, "attention__value_length_swa": 64}
-    assert memory(made, **swa, **sizes) == (window // 2, full) * 16
+    assert kept(made, **swa, **sizes) == (window // 2, full) * 16
 
 
 def test_latent_attention_and_shared_layers() -> None:
     made = dense("deepseek2", **LLAMA_8B)
     sizes = {"attention__head_count_kv": 1, "attention__key_length": 576, "attention__value_length": 512}
-    assert memory(made, **sizes, attention__key_length_mla=192) == (8192 * 576 * 2,) * 32
-    shared = memory(dense("gemma4", **LLAMA_8B), attention__shared_kv_layers=20)
+    assert kept(made, **sizes, attention__key_length_mla=192) == (8192 * 576 * 2,) * 32
+    shared = kept(dense("gemma4", **LLAMA_8B), attention__shared_kv_layers=20)
     assert [size > 0 for size in shared] == [True] * 12 + [False] * 20
 
 
@@ -250,14 +252,14 @@ def test_recurrent_layers_keep_a_state_for_each_token_that_may_be_taken_back() -
     made = hybrid(**LLAMA_8B)
     state = 4 * (3 * (6144 + 2 * 16 * 128) + 6144 * 128)
     for draft_max in (0, 7):
-        sizes = memory(made, draft_max=draft_max)
+        sizes = kept(made, draft_max=draft_max)
         assert sizes == ((1 + draft_max) * state,) * 3 + (8192 * 8 * 512,) + sizes[4:]
         assert sizes[:4] * 8 == sizes
 
 
 def test_short_convolutions_are_recurrent_where_there_are_no_heads() -> None:
     made = dense("lfm2", **LLAMA_8B)
-    sizes = memory(made, shortconv__l_cache=3, attention__head_count_kv=[0, 0, 8, 0] * 8)
+    sizes = kept(made, shortconv__l_cache=3, attention__head_count_kv=[0, 0, 8, 0] * 8)
     assert sizes == (4 * 2 * 4096, 4 * 2 * 4096, 8192 * 8 * 512, 4 * 2 * 4096) * 8
 
 
@@ -400,6 +402,18 @@ def test_what_a_refusal_proposes_fits_and_a_little_more_would_not(
             refusal(EIGHT, None, pools, **(options | {"n_ctx": way["n_ctx"] + 256}))
 
 
+def test_where_one_change_is_not_enough_both_are_proposed() -> None:
+    pools = machine(14, 4)
+    first = refusal(EIGHT, None, pools, n_ctx=131072, gpu_layers=-1).splitlines()[0]
+    way = re.search(r"what fits is -c (\d+) -ngl (\d+)\.", first)
+    assert way
+    n_ctx, layers = map(int, way.groups())
+    assert n_ctx >= 2048
+    assert layers > 0
+    assert settle(EIGHT, None, pools, n_ctx=n_ctx, gpu_layers=layers).shortage() is None
+    refusal(EIGHT, None, pools, n_ctx=n_ctx + 256, gpu_layers=layers)
+
+
 def test_a_refusal_is_one_sentence_and_the_plan_under_it() -> None:
     first, *table = refusal(EIGHT, None, machine(16, 4), gpu_layers=-1, n_ctx=8192).splitlines()
     assert re.fullmatch(
@@ -413,6 +427,7 @@ def test_a_refusal_is_one_sentence_and_the_plan_under_it() -> None:
 
 def test_weights_larger_than_the_machine_ask_for_a_smaller_quantisation() -> None:
     text = refusal(EIGHT, None, machine(4))
+    assert text.splitlines()[0] != refusal(EIGHT, None, machine(4), n_ctx=2**20).splitlines()[0]
     bits = re.search(r"a smaller quantisation with about ([\d.]+) bits a weight instead of 4\.5", text)
     assert bits
     assert 1 < float(bits[1]) < 4.5
@@ -552,8 +567,25 @@ def test_a_large_drafter(log: pytest.CaptureFixture[str], tmp_path: Path, n_ctx:
 # --- where users meet it
 
 
+def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
+    speaker = tiny.write_target(tmp_path / "t.gguf")
+
+    def run(*options: str) -> Result:
+        return CliRunner().invoke(main, ["run", "-m", str(speaker), "-t", "1", "-p", "abc", "-n", "3", *options])
+
+    said = {(done.exit_code, done.stdout) for n in ("auto", "all", "-1", "0", "99") for done in [run("-ngl", n)]}
+    assert len(said) == 1
+    assert next(iter(said))[0] == 0
+    assert "must be auto, all or a number, not 'some'" in run("-ngl", "some").stderr
+    monkeypatch.setattr(memory, "pools", lambda: machine(0.5))
+    refused = run("-c", "16000000")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert re.match(r"Error: t\.gguf with 16,000,000 tokens .*; what fits is -c \d+\.\n +RAM\n", refused.stderr)
+
+
 def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import memory, pair
+    from localspec import pair
 
     speaker = tiny.write_target(tmp_path / "t.gguf")
     monkeypatch.setattr(memory, "pools", lambda: machine(0.001))
@@ -563,7 +595,7 @@ def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_load_takes_what_the_plan_says_and_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import memory, pair
+    from localspec import pair
 
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(memory, "pools", lambda: machine(16, free=0.01, swap=1))
