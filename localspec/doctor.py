@@ -201,7 +201,7 @@ def cache() -> Iterator[Finding]:
     folder, elsewhere = cache_dir(), "set LOCALSPEC_CACHE to a folder that can be written"
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+    size = sum(map(_n_bytes, folder.rglob("*")))
     detail = f"{folder}: {size / GB:.2f} GB in it, {free / GB:.1f} GB free on the disk"
     try:
         tempfile.TemporaryFile(dir=existing).close()
@@ -212,6 +212,13 @@ def cache() -> Iterator[Finding]:
         yield Finding("cache", "warn", detail, f"make room, or {elsewhere}")
     else:
         yield Finding("cache", "ok", detail if folder.exists() else f"{folder}, made when it is needed")
+
+
+def _n_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0  # gone meanwhile: another process may be at work here
 
 
 def pairs() -> Iterator[Finding]:

@@ -149,7 +149,6 @@ def settle(
     OptionError, with the plan and the nearest setting that fits, for what certainly does not.
     """
     trained = target.number("{arch}.context_length") or GOAL_N_CTX
-
     n_all, n_own = _n_layer(target) + 1, _n_layer(drafter) + 1 if drafter else 0
 
     def at(n_ctx: int, n_layers: int) -> Plan:
@@ -242,8 +241,9 @@ def _most(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
 def _default_n_ctx(trained: int, goal: int, comfortable: Callable[[int, int], bool]) -> int:
     if not comfortable(goal, 1):
         return _most(range(MIN_N_CTX, goal, STEP), lambda n: comfortable(n, 1)) or min(MIN_N_CTX, goal)
-    longer = _most([*range(goal + STEP, trained, STEP), trained], lambda n: comfortable(n, SHARE))
-    return max(goal, longer)
+    if comfortable(trained, SHARE):
+        return trained
+    return _most(range(goal, trained, STEP), lambda n: comfortable(n, SHARE)) or goal
 
 
 def _refusal(target: Header, chosen: Plan, at: Callable[[int, int], Plan]) -> str:
