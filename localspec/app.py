@@ -305,11 +305,10 @@ def doctor(as_json: bool) -> None:
     from localspec.doctor import examine
 
     found = []
-    with terminal.status("looking", quiet=as_json):
-        for finding in examine():
-            found.append(finding)
-            if not as_json:
-                terminal.show_finding(finding)
+    for finding in terminal.waiting("looking", examine(), quiet=as_json):
+        found.append(finding)
+        if not as_json:
+            terminal.show_finding(finding)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found], ensure_ascii=False))
     sys.exit(1 if any(finding.status == "fail" for finding in found) else 0)

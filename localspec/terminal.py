@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from localspec.doctor import Finding
     from localspec.models import PairEntry
     from localspec.pair import Pair, Result, Stream
+
+T = TypeVar("T")
 
 HELP = """\
 /help           this list
@@ -55,6 +57,17 @@ def status(text: str, *, quiet: bool = False) -> Iterator[None]:
     else:
         with console.status(text):
             yield
+
+
+def waiting(text: str, items: Iterator[T], *, quiet: bool = False) -> Iterator[T]:
+    """The same items, with a spinner while the next one is not there yet."""
+    done = object()
+    while True:
+        with status(text, quiet=quiet):
+            item = next(items, done)
+        if item is done:
+            return
+        yield cast(T, item)
 
 
 @contextmanager
