@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +64,25 @@ def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Co
     return apply
 
 
+def layers(value: str) -> int | None:
+    """A number of layers: None for `auto` (as many as fit), negative for `all`."""
+    if value in ("auto", "all"):
+        return None if value == "auto" else -1
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"must be auto, all or a number, not {value!r}.") from None
+
+
 model_options = options(
     click.argument("name", required=False),
     click.option("-m", "--model", type=click.Path(path_type=Path), help="Target GGUF file."),
     click.option("-md", "--model-draft", type=click.Path(path_type=Path), help="Drafter GGUF file."),
-    click.option("-ngl", "--gpu-layers", type=int, default=-1, help="Target layers on the GPU (-1: all)."),
-    click.option("-ngld", "--gpu-layers-draft", type=int, help="Drafter layers on the GPU (default: as -ngl)."),
-    click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: the model's, at most 8192)."),
+    click.option("-ngl", "--gpu-layers", type=layers, help="Target layers on the GPU: auto, all or N (default: auto)."),
+    click.option("-ngld", "--gpu-layers-draft", type=layers, help="Drafter layers on the GPU (default: as -ngl)."),
+    click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: what fits, usually 8192)."),
     click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
-    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
+    click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 
 draft_options = options(
@@ -119,6 +130,7 @@ def _load(values: dict[str, Any], *, drafting: bool = True) -> Pair:
             gpu_layers=values["gpu_layers"],
             draft_gpu_layers=values["gpu_layers_draft"],
             n_threads=values["threads"],
+            explain=terminal.note if values["verbose"] else None,
         )
 
 
@@ -368,6 +380,26 @@ def pull(name: str | None) -> None:
     paths = fetch.pull(name or registry.DEFAULT)
     for path in paths if name and "/" in name else ():
         click.echo(path)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a list of name, status, detail and next.")
+def doctor(as_json: bool) -> None:
+    """Look whether everything here works, and say what to do where it does not.
+
+    Exit status 1 only if something has failed; a warning is something that could be better.
+    """
+    from localspec import terminal
+    from localspec.doctor import examine
+
+    found = []
+    for finding in terminal.waiting("looking", examine(), quiet=as_json):
+        found.append(finding)
+        if not as_json:
+            terminal.show_finding(finding)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], ensure_ascii=False))
+    sys.exit(1 if any(finding.status == "fail" for finding in found) else 0)
 
 
 @main.command()

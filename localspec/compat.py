@@ -38,6 +38,7 @@ TARGET_ARCHS = frozenset(
     )
 )
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+LONGEST_DRAFT = 32  # tokens, besides the anchor
 MAX_BLOCK = 128  # published drafters have 8 to 16 slots; a verify of a whole block must fit one batch
 
 
@@ -110,6 +111,17 @@ def check_pair(target: Header, drafter: Header) -> None:
             f"{n_layer - 1}; it was made for another model."
         )
     _check_vocabularies(target, drafter)
+
+
+def draft_max(drafter: Header | None, n_ctx: int, *, recurrent: bool) -> int:
+    """The longest draft one pass of the target verifies.
+
+    A recurrent target keeps a copy of its state for every token it may have to take back, so it gets a block at most.
+    """
+    if drafter is None:
+        return 0
+    n_slots = block_size(drafter) - 1
+    return n_slots if recurrent else max(n_slots, min(LONGEST_DRAFT, n_ctx // 4))
 
 
 def block_size(drafter: Header) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
-from localspec import compat, probe, staircase
+from localspec import compat, fit, memory, probe, staircase
 from localspec.chat import Chat, need_template
 from localspec.drafter import Drafter
 from localspec.errors import OptionError, PairError
 from localspec.generate import Engine, generate
-from localspec.llama import Header, Model, read_header, system_info
+from localspec.llama import Header, Model, read_header, system_info, with_shards
 from localspec.options import Options, Select, Settings, check_whole
 from localspec.planner import Auto, Bounds, Drafting, Fixed, Plan, selector
 from localspec.record import Record
@@ -27,8 +27,6 @@ from localspec.stats import Stats
 from localspec.target import MAX_LEAVES, Target
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
-DEFAULT_N_CTX = 8192
-DRAFT_MAX = 32  # tokens verified in one pass, besides the anchor
 TREE = 16  # nodes of a tree whose size nobody said
 MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
 MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
@@ -97,24 +95,20 @@ class Pair:
         target: Path,
         drafter: Path | None = None,
         *,
-        n_ctx: int | None = None,
+        n_ctx: int,
         gpu_layers: int = -1,
         draft_gpu_layers: int | None = None,
         n_threads: int | None = None,
     ) -> None:
-        check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
-        check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
-        check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
-        check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
         head, draft_head = _check_files(target, drafter)
-        self.target_path, self.drafter_path = target, drafter
+        self.target_path, self.drafter_path, self.n_ctx = target, drafter, n_ctx
         self.block_size = compat.block_size(draft_head) if draft_head else 1
         self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
         self._n_threads = n_threads
         self._identity = _identity((target, drafter), n_threads, gpu_layers, draft_gpu_layers)
         self._open: list[_Closable] = []
         try:
-            speaker = self._load_target(head, draft_head, n_ctx, gpu_layers)
+            speaker = self._load_target(head, draft_head, gpu_layers)
             on_gpu = gpu_layers if draft_gpu_layers is None else draft_gpu_layers
             self.engine = Engine(speaker, self._load_drafter(draft_head, speaker, on_gpu))
         except BaseException:
@@ -124,13 +118,10 @@ class Pair:
         self.vocab, source = speaker.model.vocab, speaker.model.chat_template
         self.template = ChatTemplate(source, self.vocab) if source else None
 
-    def _load_target(self, head: Header, draft_head: Header | None, n_ctx: int | None, gpu_layers: int) -> Target:
+    def _load_target(self, head: Header, draft_head: Header | None, gpu_layers: int) -> Target:
         model = self._keep(Model(head.path, gpu_layers=gpu_layers))
-        self.n_ctx = n_ctx or min(model.n_ctx_train, DEFAULT_N_CTX)
         layers = draft_head.ints("dflash.target_layers") if draft_head else ()
-        draft_max = self.block_size - 1
-        if draft_head and not model.is_recurrent:  # a recurrent memory pays for every token it may have to take back
-            draft_max = max(draft_max, min(DRAFT_MAX, self.n_ctx // 4))
+        draft_max = compat.draft_max(draft_head, self.n_ctx, recurrent=model.is_recurrent)
         target = self._keep(
             Target(model, n_ctx=self.n_ctx, layers=layers, draft_max=draft_max, n_threads=self._n_threads)
         )
@@ -324,17 +315,23 @@ def load(
     target: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     n_ctx: int | None = None,
-    gpu_layers: int = -1,
+    gpu_layers: int | None = None,
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
+    explain: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
     target) or two GGUF files (`load(target=…, draft=…)`).
 
-    `target` alone decodes plainly. `n_ctx` tokens of context (default: the model's, at most 8,192), `gpu_layers` and
-    `draft_gpu_layers` layers on the GPU (negative: all). Raises ModelError, PairError, OptionError, MissingError (run
-    `localspec pull`), BackendError.
+    `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
+    (negative: all) are by default what fits into memory, see `fit.settle`. `explain` is called with the memory plan, a
+    table, before anything is loaded. Raises ModelError, PairError, OptionError (also for what does not fit),
+    MissingError (run `localspec pull`), BackendError.
     """
+    check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
+    check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
+    check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
+    check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
     if pair is not None and target is not None:
         raise OptionError(f"give either the pair {pair!r} or a target file, not both.")
     if target is None:
@@ -344,13 +341,23 @@ def load(
         target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
-    _check_files(target_path, drafter_path)
-    probe.vouch(target_path, drafter_path, gpu_layers=gpu_layers)
-    return Pair(
-        target_path,
-        drafter_path,
+    heads = _check_files(target_path, drafter_path)
+    plan = fit.settle(
+        with_shards(heads[0]),
+        heads[1],
+        memory.pools(),
         n_ctx=n_ctx,
         gpu_layers=gpu_layers,
         draft_gpu_layers=draft_gpu_layers,
+    )
+    if explain:
+        explain(plan.table())
+    probe.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
+    return Pair(
+        target_path,
+        drafter_path,
+        n_ctx=plan.n_ctx,
+        gpu_layers=plan.gpu_layers,
+        draft_gpu_layers=plan.draft_gpu_layers,
         n_threads=n_threads,
     )

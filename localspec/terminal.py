@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,10 +18,13 @@ from localspec.stats import Stats, total
 if TYPE_CHECKING:
     from localspec.chat import Chat
     from localspec.check import Report
+    from localspec.doctor import Finding
     from localspec.models import PairEntry
     from localspec.models.find import Candidate
     from localspec.pair import Pair, Result, Stream
     from localspec.record import Staircase
+
+T = TypeVar("T")
 
 HELP = """\
 /help           this list
@@ -42,6 +45,11 @@ def err() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def note(text: str) -> None:
+    """A remark on stderr."""
+    err().print(text, style="dim", markup=False, soft_wrap=True)
+
+
 @contextmanager
 def status(text: str, *, quiet: bool = False) -> Iterator[None]:
     """A spinner on stderr while something loads; nothing when stderr is no terminal."""
@@ -51,6 +59,17 @@ def status(text: str, *, quiet: bool = False) -> Iterator[None]:
     else:
         with console.status(text):
             yield
+
+
+def waiting(text: str, items: Iterator[T], *, quiet: bool = False) -> Iterator[T]:
+    """The same items, with a spinner while the next one is not there yet."""
+    done = object()
+    while True:
+        with status(text, quiet=quiet):
+            item = next(items, done)
+        if item is done:
+            return
+        yield cast(T, item)
 
 
 @contextmanager
@@ -254,6 +273,15 @@ def show_costs(staircase: Staircase) -> None:
             table.add_row(str(n), f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}")
     table.add_row("a drafted block", f"{1e3 * staircase.draft:.2f}", f"{staircase.draft / one:.2f}")
     out().print(table)
+
+
+def show_finding(finding: Finding) -> None:
+    """A line of `localspec doctor`, and under it what to do."""
+    console, colour = out(), {"ok": "green", "warn": "yellow", "fail": "red"}[finding.status]
+    console.print(finding.status.ljust(5), style=colour, end="")
+    console.print(f"{finding.name}: {finding.detail}", markup=False, soft_wrap=True)
+    if finding.next:
+        console.print(f"     -> {finding.next}", style="dim", markup=False, soft_wrap=True)
 
 
 def show_models(entries: list[PairEntry]) -> None:

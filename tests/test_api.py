@@ -104,7 +104,9 @@ LAYERS: dict[str, set[str]] = {
     "cache": set(),
     **PURE,
     "llama": {"cache"},
+    "memory": {"llama"},
     "compat": {"llama"},
+    "fit": {"llama", "memory", "compat"},
     "target": {"llama", "lattice", "paths"},
     "drafter": {"llama", "lattice", "target"},
     "generate": {"target", "drafter", "lattice", "paths", "planner", "sampling", "accept", "stats"},
@@ -113,7 +115,7 @@ LAYERS: dict[str, set[str]] = {
     "options": {"lattice", "paths", "planner", "sampling", "text"},
     "chat": {"generate", "text"},
 }
-TOP = {"pair", "check", "bench", "prompts", "probe", "app", "terminal", "distill", "models", "convert"}
+TOP = {"pair", "check", "bench", "prompts", "probe", "doctor", "app", "terminal", "distill", "models", "convert"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

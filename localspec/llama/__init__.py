@@ -2,18 +2,21 @@
 
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, Sequences, default_threads
-from localspec.llama.header import Header, TensorInfo, read_header
+from localspec.llama.device import Device, devices
+from localspec.llama.header import Header, TensorInfo, read_header, with_shards
 from localspec.llama.model import Model, Vocab, knows_architecture, quantize
 from localspec.llama.selftest import safe_to_repack
 
 __all__ = [
     "Context",
+    "Device",
     "Header",
     "Model",
     "Sequences",
     "TensorInfo",
     "Vocab",
     "default_threads",
+    "devices",
     "gpu_offload",
     "has_amx",
     "knows_architecture",
@@ -22,4 +25,5 @@ __all__ = [
     "safe_to_repack",
     "set_verbose",
     "system_info",
+    "with_shards",
 ]

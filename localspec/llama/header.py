@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +218,21 @@ def read_header(path: str | os.PathLike[str], *, vocabulary: bool = True, size: 
             f"{path} is cut off: its header describes {end:,} bytes, the file has {n_bytes:,}; download it again."
         )
     return header
+
+
+def with_shards(header: Header) -> Header:
+    """The header of the first file of a split model (`…-00001-of-00003.gguf`) with the tensors of all of them.
+
+    Their offsets are those in their own files. Raises ModelError if one is missing or damaged; any other header is
+    returned as it is.
+    """
+    n = header.number("split.count")
+    first = f"-00001-of-{n:05}.gguf"
+    if n < 2 or not header.path.name.endswith(first):
+        return header
+    stem = header.path.name.removesuffix(first)
+    others = [header.path.with_name(f"{stem}-{i:05}-of-{n:05}.gguf") for i in range(2, n + 1)]
+    tensors = dict(header.tensors)
+    for path in others:
+        tensors |= read_header(path, vocabulary=False).tensors
+    return replace(header, tensors=tensors)
