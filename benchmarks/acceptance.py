@@ -1,23 +1,27 @@
 """How well a drafter guesses, through llama.cpp: acceptance length, recall of its pool and share kept, slot by slot.
 
 Every prompt is decoded greedily, one token a round, and at every token the drafter is asked for a whole block; so all
-anchors count, and the rounds of any draft length can be replayed. Text that repeats itself (the last 4 tokens occurred
-before within the last 64) is easy to guess and told apart from fresh text.
+anchors count, and the rounds of any way of choosing from the pool can be replayed. Text that repeats itself (the last
+4 tokens occurred before within the last 64) is easy to guess and told apart from fresh text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from common import arguments, load_pair, read_set
+from numpy.typing import NDArray
 
 from localspec import paths
 from localspec.generate import generate
 from localspec.lattice import Lattice
+from localspec.ngram import repeats
 from localspec.pair import Pair
 from localspec.planner import Fixed
 from localspec.sampling import Sampler, SamplingParams
+from localspec.target import MAX_LEAVES
 from localspec.text import Limits, TextStream
 
 
@@ -35,9 +39,7 @@ class Anchors:
         return next((k for k, (a, b) in enumerate(zip(walk, said, strict=False)) if a != b), min(len(walk), len(said)))
 
     def repeats(self, i: int) -> bool:
-        before = self.tokens[max(0, i - 63) : i + 1]
-        last = before[-4:]
-        return any(before[k : k + 4] == last for k in range(len(before) - 4))
+        return repeats(self.tokens[: i + 1])
 
 
 def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
@@ -45,9 +47,9 @@ def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
     ids, n_slots = pair.encode(prompt), pair.block_size - 1
     engine, pools = pair.engine, []
 
-    def watch(pool: Lattice) -> list[int]:
+    def watch(pool: Lattice, _: int) -> paths.Path:
         pools.append(pool)
-        return []
+        return paths.NOTHING
 
     engine.start(ids, spec=True)
     stream = TextStream(pair.vocab, Limits(max_tokens))
@@ -73,14 +75,49 @@ def report(name: str, answers: list[tuple[Anchors, int]], n_slots: int) -> None:
             f"{name}, {kind}: {len(some)} anchors, acceptance length {1 + kept.mean():.2f}, "
             f"pool recall per slot {' '.join(f'{x:.0%}' for x in hit.mean(axis=0))}, kept per slot {slots}"
         )
-    for limit in range(1, n_slots + 1):
-        rounds, said = 0, 0
-        for a, n in answers:
-            i = n - 1
-            while i < len(a.tokens) - 1:
-                step = 1 + min(a.kept(i, limit), limit) if i < len(a.pools) else 1
-                rounds, said, i = rounds + 1, said + step, i + step
-        print(f"{name}, replayed at draft-max {limit}: acceptance length {said / rounds:.3f}")
+
+
+def replay(answers: list[tuple[Anchors, int]], choose: Callable[[Lattice], paths.Draft]) -> float:
+    """Acceptance length of the rounds that verify what `choose` takes from each pool."""
+    rounds = said = 0
+    for a, n in answers:
+        i = n - 1
+        while i < len(a.pools):
+            step = 1 + followed(choose(a.pools[i]), a.tokens[i + 1 :])
+            rounds, said, i = rounds + 1, said + step, i + step
+    return said / rounds
+
+
+def followed(draft: paths.Draft, said: list[int]) -> int:
+    """How many tokens of `said` the draft holds on one way down from the anchor."""
+    node, n = -1, 0
+    for token in said:
+        children = [k for k, parent in enumerate(draft.parents) if parent == node and draft.tokens[k] == token]
+        if not children:
+            break
+        node, n = children[0], n + 1
+    return n
+
+
+def oracle(pool: Lattice, said: list[int]) -> int:
+    return next((k for k, (ids, token) in enumerate(zip(pool.ids, said, strict=False)) if token not in ids), len(pool))
+
+
+def compare(name: str, answers: list[tuple[Anchors, int]], n_slots: int, calibration: NDArray[np.float64]) -> None:
+    """Print a line for each way of choosing, beside the greedy chain of the same length."""
+
+    def p(pool: Lattice) -> NDArray[np.float64]:
+        return paths.probabilities(pool, calibration[: len(pool)])
+
+    greedy = {n: replay(answers, lambda pool, n=n: paths.greedy(pool).head(n)) for n in range(1, n_slots + 1)}
+    for n, length in greedy.items():
+        chain = replay(answers, lambda pool, n=n: paths.Expected(pool, p(pool)).path(min(n, len(pool))))
+        print(f"{name}, {n} tokens: greedy {length:.3f}, expected {chain:.3f} ({chain / length:.3f})")
+    for n in (n_slots, 16, 32):
+        length = replay(answers, lambda pool, n=n: paths.tree(pool, n, p(pool), max_leaves=MAX_LEAVES))
+        print(f"{name}, tree of {n}: {length:.3f}, over the greedy chain of {n_slots}: {length / greedy[n_slots]:.3f}")
+    best = [1 + oracle(a.pools[i], a.tokens[i + 1 :]) for a, n in answers for i in range(n - 1, len(a.pools))]
+    print(f"{name}, oracle: {np.mean(best):.3f} (mean over all anchors)")
 
 
 def main() -> None:
@@ -93,6 +130,7 @@ def main() -> None:
         for name in args.sets.split(","):
             answers = [collect(pair, prompt, args.predict) for prompt in read_set(args, name, args.count)]
             report(name, answers, pair.block_size - 1)
+            compare(name, answers, pair.block_size - 1, pair.drafting.calibration)
 
 
 if __name__ == "__main__":

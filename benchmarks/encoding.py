@@ -17,6 +17,7 @@ from common import arguments, read_set
 
 from localspec.llama import Context, Model, quantize
 from localspec.pair import Pair
+from localspec.paths import Path as Chain
 from localspec.stats import total
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
@@ -46,9 +47,10 @@ def staircase(pair: Pair, ids: list[int], repeats: int = 15) -> dict[int, float]
     for _ in range(repeats):
         for n in WIDTHS:
             began = perf_counter()
-            target.verify(ids[200 : 200 + n])
+            target.verify(ids[200], Chain(ids[201 : 200 + n], []))
             out[n].append(1e3 * (perf_counter() - began))
-            target.rollback(199)
+            target.keep([0])
+            target.rewind(199)
     return {n: median(times) for n, times in out.items()}
 
 
@@ -82,7 +84,7 @@ def main() -> None:
             speeds: dict[str, list[float]] = {name: [] for name in pairs}
             for _ in range(args.repeats):
                 for name, pair in pairs.items():
-                    runs = [pair.generate(p, max_tokens=100, draft_max=draft_max).stats for p in prompts]
+                    runs = [pair.generate(p, max_tokens=100, path="greedy", draft_max=draft_max).stats for p in prompts]
                     speeds[name].append(total(runs).predicted_per_second)
             for name in pairs:
                 best[name] = max(best.get(name, 0), median(speeds[name]))

@@ -9,11 +9,11 @@ from localspec.stats import total
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--draft-max", type=int, help="tokens drafted a round (default: as many as pay)")
+    parser.add_argument("--path", default="auto", help="how to choose from the pool: auto, greedy, expected, tree")
     args = parser.parse_args()
     with load_pair(args) as pair:
         prompts = read_set(args, "mt_bench", 10)
-        stats = total(pair.generate(prompt, max_tokens=100, draft_max=args.draft_max).stats for prompt in prompts)
+        stats = total(pair.generate(prompt, max_tokens=100, path=args.path).stats for prompt in prompts)
     per_round = {
         name: 1e3 * getattr(stats, f"{name}_s") / stats.n_rounds for name in ("draft", "verify", "inject", "predicted")
     }

@@ -16,6 +16,7 @@ def resident() -> int:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--path", default="tree", help="how to choose from the pool: auto, greedy, tree")
     args = parser.parse_args()
     prompts = read_set(args, "mt_bench")
     n, start, at = 0, 0, 500
@@ -24,7 +25,7 @@ def main() -> None:
         pair.generate(long, max_tokens=20)  # the system hands out the context's memory when it is first written
         while n < args.rounds:
             for prompt in prompts:
-                n += pair.generate(prompt, max_tokens=300).stats.n_rounds
+                n += pair.generate(prompt, max_tokens=300, path=args.path).stats.n_rounds
                 if not start and n >= 500:
                     start, at = resident(), n
                 if n >= args.rounds:

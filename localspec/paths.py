@@ -119,17 +119,17 @@ def expected(lattice: Lattice, p: Probabilities | None = None) -> Path:
 
 
 def sampled(
-    lattice: Lattice, n: int, weigh: Callable[[int, NDArray[np.float32]], Probabilities], random: np.random.Generator
+    lattice: Lattice, n: int, weigh: Callable[[NDArray[np.float32]], Probabilities], random: np.random.Generator
 ) -> Path:
-    """A chain of up to `n` tokens drawn slot by slot from q = `weigh(slot, scores)` [K], for rejection sampling.
+    """A chain of up to `n` tokens drawn slot by slot from q = `weigh(scores)` [K], for rejection sampling.
 
     `n` must not depend on what is drawn: a token that is kept because of what it is is no longer distributed as q.
     """
     tokens: list[int] = []
     survival: list[float] = []
     q, row = [], 0
-    for slot, (ids, scores) in enumerate(zip(lattice.ids[:n], lattice.scores[:n], strict=True)):
-        weights = weigh(slot, scores[row])
+    for ids, scores in zip(lattice.ids[:n], lattice.scores[:n], strict=True):
+        weights = weigh(scores[row])
         upto = weights.cumsum()
         row = int(np.searchsorted(upto, random.random() * upto[-1], side="right"))
         tokens.append(int(ids[row]))

@@ -77,12 +77,9 @@ class Fixed:
 def selector(kind: str, n: int, drafting: Drafting, sampler: Sampler) -> Choose:
     """`n` tokens of the pool chosen by `kind`: "greedy", "expected", "tree" or "sampled"."""
 
-    def weigh(slot: int, scores: NDArray[np.float32]) -> Floats:
-        return sampler.weigh(scores / np.float32(drafting.calibration[slot]))
-
     def choose(lattice: Lattice, index: int) -> Draft:
         if kind == "sampled" and sampler.params.temperature > 0:
-            return sampled(lattice, n, weigh, sampler.draft)
+            return sampled(lattice, n, sampler.weigh, sampler.draft)
         p = chances(lattice, index, drafting, sampler)
         if kind == "tree":
             return BestFirst(lattice, p, n, max_leaves=drafting.max_leaves).tree(n)
@@ -95,7 +92,7 @@ def selector(kind: str, n: int, drafting: Drafting, sampler: Sampler) -> Choose:
 
 def chances(lattice: Lattice, index: int, drafting: Drafting, sampler: Sampler) -> Floats:
     """P [n_slots, K, K] that the target will choose each candidate behind each other one, its noise being known."""
-    tilted = Lattice(lattice.ids, sampler.tilt(lattice.ids, lattice.scores, index).astype(np.float32))
+    tilted = Lattice(lattice.ids, sampler.tilt(lattice.ids, lattice.scores, index))
     return probabilities(tilted, drafting.calibration[: len(lattice)])
 
 

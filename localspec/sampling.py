@@ -115,17 +115,17 @@ class Sampler:
         out[ids] = p
         return out
 
-    def tilt(self, ids: NDArray[np.int32], scores: NDArray[np.float32], index: int) -> NDArray[np.float64]:
+    def tilt(self, ids: NDArray[np.int32], scores: NDArray[np.float32], index: int) -> NDArray[np.float32]:
         """A drafter's `scores` [n_slots, K, K] of the candidates `ids` [n_slots, K] with the noise that the target will
         draw with from token number `index` on, in logits; what the target would filter out is out.
         """
         if self.params.temperature == 0:
-            return scores.astype(np.float64)
+            return scores
         places = np.arange(index, index + len(ids))[:, None]
         tilted = scores + self.params.temperature * self.noise(places, ids)[:, None, :]
         if self.params.min_p > 0:
             tilted[scores < scores.max(axis=2, keepdims=True) + np.log(self.params.min_p)] = -np.inf
-        return tilted
+        return tilted.astype(np.float32)
 
     def noise(self, index: int | NDArray[np.int64], ids: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Standard Gumbel noise for the tokens `ids` at place `index` of the text: hashed (splitmix64), not drawn."""

@@ -74,7 +74,7 @@ def test_rejection_on_the_real_pair_leaves_the_targets_distribution(pair: Pair) 
     seen: Counter[tuple[int, ...]] = Counter()
     n_accepted = 0
     for _ in range(20_000):
-        path = paths.sampled(pool, 1, lambda _, scores: sampler.weigh(scores), sampler.draft)
+        path = paths.sampled(pool, 1, sampler.weigh, sampler.draft)
         behind = second_rows.get(path.tokens[0], first_row)  # not looked at where p of the first is 0
         said, _ = rejection(np.stack([first_row, behind]), path, sampler.distribution, sampler)
         n_accepted += len(said) - 1

@@ -142,7 +142,7 @@ def test_a_temperature_a_slot_tempers_each() -> None:
 def test_a_drawn_chain_follows_q() -> None:
     pool, random = random_pool(2, n=2), np.random.default_rng(0)
     p = paths.probabilities(pool)
-    drawn = [paths.sampled(pool, 2, lambda _, row: np.exp(row) / np.exp(row).sum(), random) for _ in range(4000)]
+    drawn = [paths.sampled(pool, 2, lambda row: np.exp(row) / np.exp(row).sum(), random) for _ in range(4000)]
     for tokens, survival in ways(pool, p, 2).items():
         share = np.mean([path.tokens == list(tokens) for path in drawn])
         assert share == pytest.approx(survival[-1], abs=0.04)
@@ -153,7 +153,7 @@ def test_a_drawn_chain_follows_q() -> None:
 
 def test_a_drawn_chain_ends_where_it_is_told() -> None:
     pool = random_pool(2)
-    path = paths.sampled(pool, 2, lambda _, row: np.full(3, 1 / 3), np.random.default_rng(0))
+    path = paths.sampled(pool, 2, lambda row: np.full(3, 1 / 3), np.random.default_rng(0))
     assert (len(path.tokens), len(path.survival), len(path.q or [])) == (2, 2, 2)
     assert path.head(1).q is not None
     assert len(path.head(1).q or []) == 1
