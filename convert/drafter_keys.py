@@ -48,6 +48,8 @@ class Shape:
     target_layers: tuple[int, ...]
     mask_token: int
     block_size: int
+    tied: bool  # its own embeddings, if it has any, are its head
+    sinks: bool  # every head of every layer has an attention sink
     dflash2: bool
     conv_taps: int = 0  # this and what follows: of DFlash 2
     conv_group: int = 0
@@ -80,6 +82,8 @@ class Shape:
             target_layers=tuple(layer + 1 for layer in layers),
             mask_token=_either(dflash, config, "mask_token_id"),
             block_size=_either(dflash, config, "block_size"),
+            tied=config.get("tie_word_embeddings", False) is True,
+            sinks=dflash.get("attention_sink_bias", False) is True,
             dflash2=dflash2,
             **{ours: dflash.whole(theirs) for ours, theirs in names.items() if dflash2},
         )

@@ -73,8 +73,7 @@ class Tensors:
     def __init__(self, checkpoint: Checkpoint, shape: Shape, source: Source) -> None:
         self._checkpoint, self._shape, self._source = checkpoint, shape, source
         self.place = {name.removeprefix("model."): name for name in checkpoint.names()}
-        sinks = any(name.endswith("attention_sink_bias") for name in self.place)
-        self._table = names(shape.n_layers, dflash2=shape.dflash2, sinks=sinks)
+        self._table = names(shape.n_layers, dflash2=shape.dflash2, sinks=shape.sinks)
         self._check_names("DFlash 2 drafter" if shape.dflash2 else "DFlash drafter")
         for name, (_, axes) in (self._table | {name: OWN[name] for name in OWN if name in self.place}).items():
             self._check_shape(name, tuple(shape.sizes[axis] for axis in axes.split()))
@@ -130,7 +129,7 @@ class Tensors:
         llama.cpp takes the embeddings of a drafter for its head too if it has no other, so a head goes with them.
         """
         has_embeddings, has_head = "embed_tokens.weight" in self.place, "lm_head.weight" in self.place
-        tied = has_embeddings and self._mask is None and self._checkpoint.config.get("tie_word_embeddings", False)
+        tied = self._shape.tied and has_embeddings and self._mask is None
         if has_embeddings or self._mask is not None:
             embeddings = self._own("embed_tokens.weight") if has_embeddings else self._borrowed("token_embd.weight")
             if self._mask is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from drafter_checkpoints import EXPECTED, FORMS, MASK, contents, write_checkpoint
 from safetensors.torch import load_file, save_file
 from test_distill_model import SHAPE, exact_memory, inputs, random_drafter  # noqa: F401
 from test_distill_model import _compare as worst_difference
@@ -18,11 +19,14 @@ from torch import Tensor, nn
 
 from localspec import drafter as engine
 from localspec.convert.drafter import convert
+from localspec.convert.drafter_target import open_target, origin
+from localspec.distill.export import export
 from localspec.distill.hf import write_hf
-from localspec.distill.model import Drafter
+from localspec.distill.model import BlockConv, Drafter
 from localspec.distill.start import TargetFile
+from localspec.errors import LocalspecError, ModelError, OptionError, PairError
 from localspec.lattice import Lattice
-from localspec.llama import Model
+from localspec.llama import Model, read_header
 from localspec.target import Target
 
 Tensors = dict[str, Tensor]
@@ -146,3 +150,286 @@ class TestDFlash2:
         edit(tmp_path / "hf", tensors=without("lm_head"), dflash=scales)
         drafter.head = Transformed(drafter.head, 0.3, 4.0)  # type: ignore[assignment]
         check_pool(tmp_path / "hf", target, drafter, scale=1.7)
+
+    def test_bfloat16_in_shards(self, tmp_path: Path) -> None:
+        drafter = whole_head(target := target_file(tmp_path))
+        with torch.no_grad():
+            drafter.feature_scale.fill_(1.0)  # it is folded into a weight, which would be rounded as a whole
+            for parameter in drafter.parameters():
+                parameter.copy_(parameter.bfloat16().float())
+        write_hf(drafter, tmp_path / "hf", target_name="tiny")
+        edit(tmp_path / "hf", tensors=without("lm_head"))
+        shard(tmp_path / "hf")
+        head = TargetFile(target).tensor("output.weight")
+        assert head is not None
+        with torch.no_grad():
+            drafter.head.weight.copy_(head)
+        check_pool(tmp_path / "hf", target, drafter)
+
+
+def shard(folder: Path) -> None:
+    """Turn a checkpoint into two files of bfloat16."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        save_file({name: t.bfloat16() for name, t in tensors.items() if weight_map[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.usefixtures("exact_memory")
+class TestDFlash1:
+    """The same without convolutions and selector: the best tokens of each slot by their logits."""
+
+    def write(self, drafter: Drafter, folder: Path) -> Path:
+        for layer in drafter.layers:
+            layer.attn_conv = layer.ffn_conv = BlockConv(drafter.config)  # the identity
+        write_hf(drafter, folder, target_name="tiny")
+        nested = ("block_size", "conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k")
+        flat = {"architectures": ["DFlashDraftModel"], "block_size": drafter.config.block_size, "is_causal": None}
+        rope = {"rope_theta": drafter.config.rope_theta, "rope_parameters": None}
+        edit(folder, config=flat | rope, dflash=dict.fromkeys(nested))
+        return edit(
+            folder,
+            tensors=lambda tensors: {
+                name: t for name, t in tensors.items() if "conv" not in name and "selector" not in name
+            },
+        )
+
+    def check(self, folder: Path, target: Path, drafter: Drafter) -> None:
+        convert(folder, folder.with_suffix(".gguf"), target=target, outtype="f32")
+        features, anchors, tokens = inputs(anchors=(ANCHOR,))
+        with torch.no_grad():
+            hidden = drafter(features[:, :ANCHOR], anchors, drafter.embed_block(tokens))
+            logits, rows = drafter.head(hidden)[0, 0].topk(engine.POOL)
+        theirs = llama_pool(target, folder.with_suffix(".gguf"), features[0, :ANCHOR], tokens)
+        scores = logits[:, None, :].expand(-1, engine.POOL, -1)
+        assert worst_difference(drafter.kept[rows].numpy(), scores.numpy(), theirs.ids, theirs.scores) < 1e-4
+
+    @pytest.mark.parametrize("arch", ["llama", "qwen35"])
+    def test_borrowing_embeddings_and_head(self, tmp_path: Path, arch: str) -> None:
+        drafter = whole_head(target := target_file(tmp_path, arch))
+        self.write(drafter, tmp_path / "hf")
+        self.check(edit(tmp_path / "hf", tensors=without("lm_head")), target, drafter)
+
+    def test_a_reduced_head(self, tmp_path: Path) -> None:
+        drafter = random_drafter(embeddings=TargetFile(target := target_file(tmp_path)).tensor("token_embd.weight"))
+        self.check(self.write(drafter, tmp_path / "hf"), target, drafter)
+
+    def test_an_embedding_for_its_mask(self, tmp_path: Path) -> None:
+        drafter = whole_head(target := target_file(tmp_path))
+        self.write(drafter, tmp_path / "hf")
+        edit(tmp_path / "hf", tensors=without("lm_head"))
+        embedding = torch.randn(SHAPE.n_embd, generator=torch.Generator().manual_seed(3))
+        torch.save({"mask_token_id": MASK, "embedding": embedding}, tmp_path / "hf" / "mask_embedding.pt")
+        drafter.embeddings[MASK] = embedding
+        self.check(tmp_path / "hf", target, drafter)
+
+
+# --- against llama.cpp's own converter
+
+# What differs on purpose: llama.cpp guesses names from folder names and counts parameters, we say whose drafter it is.
+OURS = {"localspec.version", "localspec.target_name", "localspec.tokenizer_sha256"}
+DIFFERENT = OURS | {"general.name", "general.size_label"}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_file_is_the_one_llama_cpp_makes(tmp_path: Path, name: str) -> None:
+    form, expected = FORMS[name], json.loads(EXPECTED.read_text())[name]
+    folder = write_checkpoint(tmp_path / "drafter", form)
+    convert(folder, out := tmp_path / "out.gguf", target=target_file(tmp_path, form.target), outtype=form.outtype)
+    ours = json.loads(json.dumps(contents(out)))
+    assert ours["tensors"] == expected["tensors"]
+    keys, theirs = ours["keys"], expected["keys"]
+    assert {key for key in keys.keys() | theirs.keys() if keys.get(key) != theirs.get(key)} <= DIFFERENT
+    assert keys.keys() >= OURS
+
+
+def test_what_write_hf_writes_comes_back_as_what_export_writes(tmp_path: Path) -> None:
+    target = target_file(tmp_path)
+    drafter = random_drafter(dataclasses.replace(SHAPE, sliding_window=24))
+    export(drafter, target, tmp_path / "export.gguf", encoding="f32")
+    write_hf(drafter, tmp_path / "hf", target_name="someone/tiny", n_ctx_train=4096)
+    convert(tmp_path / "hf", tmp_path / "out.gguf", target=target, outtype="f32")
+    ours, theirs = contents(tmp_path / "out.gguf"), contents(tmp_path / "export.gguf")
+    assert ours["tensors"] == theirs["tensors"]
+    assert ours["keys"].pop("localspec.target_name")[1] == "someone/tiny"
+    differing = {key for key in theirs["keys"] if theirs["keys"][key] != ours["keys"].get(key)}
+    assert differing == {"general.name", "dflash.rope.dimension_count"}  # the latter says what is the default
+
+
+# --- whose drafter it is
+
+
+def cached(tmp_path: Path, repository: str, revision: str) -> Path:
+    folder = tmp_path / f"models--{repository.replace('/', '--')}" / "snapshots" / revision
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_the_file_says_whose_drafter_it_is(tmp_path: Path) -> None:
+    target = tiny.write_target(cached(tmp_path, "a/b-GGUF", "f00") / "b.gguf")
+    folder = cached(tmp_path, "z-lab/b-DFlash2", "beef")
+    folder.rmdir()
+    edit(write_checkpoint(folder, FORMS["muse-dflash2"]), dflash={"thinking": True})
+    convert(folder, out := tmp_path / "out.gguf", target=target)
+    header = read_header(out)
+    said = {key.partition(".")[2]: value for key, value in header.values.items() if key.startswith("localspec.")}
+    assert said.pop("version")
+    assert said == {
+        "source_repo": "z-lab/b-DFlash2",
+        "source_revision": "beef",
+        "target_name": "tiny llama",
+        "target_repo": "a/b-GGUF",
+        "target_revision": "f00",
+        "tokenizer_sha256": read_header(target).strings["tokenizer.ggml.tokens"][1],
+        "thinking": "on",
+    }
+    assert header.get("general.name") == "b-DFlash2"
+    assert header.strings == read_header(target).strings
+
+
+def test_only_the_cache_has_repositories(tmp_path: Path) -> None:
+    assert origin(tmp_path / "models--a--b" / "snapshots" / "f00") == ("a/b", "f00")
+    assert origin(tmp_path / "snapshots" / "f00") is None
+    assert origin(tmp_path) is None
+
+
+def test_gemma_scales_its_embeddings(tmp_path: Path) -> None:
+    config = {"text_config": {"model_type": "gemma4_text", "hidden_size": 256, "vocab_size": 8, "num_hidden_layers": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert open_target(tmp_path).multiplier == 16.0
+
+
+# --- bad input
+
+
+def damaged_d2t(tensors: Tensors) -> Tensors:
+    return tensors | {"d2t": torch.zeros_like(tensors["d2t"]) - torch.arange(len(tensors["d2t"]))}
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[LocalspecError], str]] = {
+    "unknown key": ({"config": {"rope_local": 1}}, ModelError, "'rope_local'"),
+    "unknown key inside": ({"dflash": {"gate": "x"}}, ModelError, "dflash_config.gate"),
+    "unknown key of the rotation": ({"config": {"rope_parameters": {"rope_theta": 1.0, "low": 2}}}, ModelError, "low"),
+    "no width": ({"config": {"hidden_size": None}}, ModelError, "'hidden_size'"),
+    "no mask": ({"dflash": {"mask_token_id": None}}, ModelError, "'mask_token_id'"),
+    "no block size": ({"dflash": {"block_size": None}}, ModelError, "'block_size'"),
+    "no selector": ({"dflash": {"selector_rank": None}}, ModelError, "'selector_rank'"),
+    "no theta": ({"config": {"rope_parameters": {"rope_type": "default"}}}, ModelError, "'rope_theta'"),
+    "text as a number": ({"config": {"head_dim": "32"}}, ModelError, "'32'"),
+    "no list of layers": ({"dflash": {"target_layer_ids": 3}}, ModelError, "target_layer_ids"),
+    "a layer twice": ({"dflash": {"target_layer_ids": [1, 1]}}, ModelError, r"\[1, 1\]"),
+    "mask beyond the vocabulary": ({"dflash": {"mask_token_id": 320}}, ModelError, "320"),
+    "block of one": ({"dflash": {"block_size": 1}}, ModelError, "block_size is 1"),
+    "odd groups": ({"dflash": {"conv_group_size": 7}}, ModelError, "conv_group_size 7"),
+    "pool too wide": ({"dflash": {"selector_top_k": 17}}, ModelError, "306"),
+    "biases": ({"config": {"attention_bias": True}}, ModelError, "attention_bias"),
+    "another activation": ({"config": {"hidden_act": "gelu"}}, ModelError, "'gelu'"),
+    "another rotation": ({"config": {"rope_parameters": {"rope_theta": 1.0, "rope_type": "su"}}}, ModelError, "'su'"),
+    "drafts from its anchor": ({"dflash": {"sample_from_anchor": True}}, ModelError, "sample_from_anchor"),
+    "causal in words": ({"config": {"is_causal": "no"}}, ModelError, "'no'"),
+    "types of three layers": ({"config": {"layer_types": ["full_attention"] * 3}}, ModelError, "layer_types"),
+    "window switched off": ({"config": {"layer_types": ["sliding_attention"] * 2}}, ModelError, "use_sliding_window"),
+    "sinks announced": ({"dflash": {"attention_sink_bias": True}}, ModelError, "attention_sink_bias"),
+    "no window": (
+        {"config": {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}},
+        ModelError,
+        "sliding_window",
+    ),
+    "another model": ({"config": {"architectures": ["LlamaForCausalLM"]}}, ModelError, "LlamaForCausalLM.*--llama-cpp"),
+    "no architecture": ({"config": {"architectures": None}}, ModelError, "without architecture"),
+    "unknown tensor": ({"tensors": lambda t: t | {"bias": torch.ones(2)}}, ModelError, "'bias'"),
+    "no tensor": ({"tensors": without("layers.1.mlp.up")}, ModelError, "layers.1.mlp.up_proj.weight"),
+    "a shape": ({"tensors": lambda t: t | {"norm.weight": torch.ones(2)}}, ModelError, r"\[2\].*\[288\]"),
+    "DFlash 2 as 1": ({"config": {"architectures": ["DFlashDraftModel"]}}, ModelError, "_conv|candidate_selector"),
+    "d2t damaged": ({"tensors": damaged_d2t}, ModelError, "120 different ones of 320"),
+    "d2t alone": ({"tensors": without("lm_head")}, ModelError, "'lm_head.weight'"),
+    "d2t missing": ({"tensors": without("d2t")}, ModelError, "120 of 320"),
+    "for a deeper target": ({"config": {"num_target_layers": 9}}, PairError, "9 layers.*has 4"),
+    "a layer too deep": ({"dflash": {"target_layer_ids": [1, 3]}}, PairError, "layer 3.*layers 0 to 2"),
+}
+
+
+def one_sentence(error: LocalspecError) -> str:
+    text = str(error)
+    assert text.endswith(".")
+    assert "\n" not in text
+    return text
+
+
+def refusal(folder: Path, kind: type[LocalspecError], match: str, **options: Any) -> None:
+    """The conversion fails with one sentence and leaves nothing behind."""
+    before = sorted(folder.rglob("*"))
+    options = {"folder": folder / "hf", "out": folder / "out.gguf", "target": folder / "target.gguf"} | options
+    with pytest.raises(kind, match=match) as caught:
+        convert(**options)
+    one_sentence(caught.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_named(tmp_path: Path, what: str) -> None:
+    target_file(tmp_path)
+    write_hf(random_drafter(), tmp_path / "hf", target_name="tiny", n_target_layers=4)
+    changes, kind, match = WRONG[what]
+    edit(tmp_path / "hf", **changes)
+    refusal(tmp_path, kind, match)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n_embd": 320}, "width 288.*width 320"),
+        ({"n_vocab": 400}, "320 tokens.*has 400"),
+        ({"n_layer": 6}, "4 layers.*has 6"),
+    ],
+)
+def test_another_target_is_refused_with_both_sides(tmp_path: Path, options: dict[str, int], match: str) -> None:
+    tiny.write_target(tmp_path / "target.gguf", **options)
+    write_hf(random_drafter(), tmp_path / "hf", target_name="tiny", n_target_layers=4)
+    refusal(tmp_path, PairError, match)
+
+
+def test_a_target_that_is_none_is_refused(tmp_path: Path) -> None:
+    write_hf(random_drafter(), tmp_path / "hf", target_name="tiny")
+    refusal(tmp_path, ModelError, "cannot read")
+    refusal(tmp_path, ModelError, "no config.json", target=tmp_path)
+    tiny.write_drafter(tmp_path / "drafter.gguf", target_file(tmp_path))
+    refusal(tmp_path, ModelError, "is a drafter", target=tmp_path / "drafter.gguf")
+    tiny.truncate(tmp_path / "target.gguf", 100_000)
+    refusal(tmp_path, ModelError, "cut off")
+
+
+def test_a_file_in_the_way_stays(tmp_path: Path) -> None:
+    target, out = target_file(tmp_path), tmp_path / "out.gguf"
+    write_hf(random_drafter(), tmp_path / "hf", target_name="tiny")
+    out.write_text("mine")
+    refusal(tmp_path, OptionError, "--force")
+    assert out.read_text() == "mine"
+    convert(tmp_path / "hf", out, target=target, force=True)
+    assert read_header(out).arch == "dflash"
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickle_runs_its_code(tmp_path: Path) -> None:
+    target_file(tmp_path)
+    write_hf(random_drafter(), tmp_path / "hf", target_name="tiny")
+    torch.save({"mask_token_id": MASK, "embedding": Evil(tmp_path / "evil")}, tmp_path / "hf" / "mask_embedding.pt")
+    refusal(tmp_path, ModelError, "mask_embedding.pt is damaged or no mask embedding")
+    torch.save({"mask_token_id": 7, "embedding": torch.ones(5)}, tmp_path / "hf" / "mask_embedding.pt")
+    refusal(tmp_path, ModelError, "5 numbers for token 7.*288")
+
+
+def test_write_hf_does_not_overwrite(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    with pytest.raises(OptionError, match="exists"):
+        write_hf(random_drafter(), tmp_path / "hf", target_name="tiny")
+    assert not list((tmp_path / "hf").iterdir())
