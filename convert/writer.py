@@ -93,17 +93,17 @@ def write(
     """
     check_options(out, outtype, force=force)
     progress = progress or (lambda what, done, total: None)
-    with _parts(out) as (part, plain):
+    with parts(out) as (part, plain):
         if outtype in PLAIN:
             _write_plain(writer, tensors, part, outtype, 1.0, progress)
         else:
             _write_plain(writer, tensors, plain, precision, 1.5, progress)
-            _requantize(plain, part, outtype, progress)
+            requantize(plain, part, outtype, progress)
         part.replace(out)
 
 
 @contextmanager
-def _parts(out: Path) -> Iterator[tuple[Path, Path]]:
+def parts(out: Path) -> Iterator[tuple[Path, Path]]:
     """Two names beside `out`, neither of which exists afterwards; trouble with the disk as one sentence."""
     paths = out.with_name(out.name + ".part"), out.with_name(out.name + ".plain.part")
     try:
@@ -178,7 +178,8 @@ def _check_room(path: Path, needed: int) -> None:
         )
 
 
-def _requantize(source: Path, path: Path, outtype: str, progress: Report) -> None:
+def requantize(source: Path, path: Path, outtype: str, progress: Report) -> None:
+    """Re-encode a GGUF file with llama.cpp's own quantiser, which does not say how far it is."""
     from localspec.llama import quantize
 
     what, size = f"Quantising as {outtype}", source.stat().st_size

@@ -1,0 +1,106 @@
+"""A target's checkpoint as GGUF."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+from gguf import GGUFValueType, GGUFWriter
+
+from localspec.errors import ModelError
+
+from .checkpoint import Checkpoint
+from .families import FAMILIES, IGNORED, family_of
+from .tokenizer import add_vocabulary
+from .writer import Report, Tensor, check_options, write
+
+
+def convert(
+    folder: Path,
+    out: Path,
+    *,
+    outtype: str | None = None,
+    force: bool = False,
+    progress: Report | None = None,
+    llama_cpp: Path | None = None,
+) -> None:
+    """Write the model in `folder` (config.json, tokenizer.json, safetensors) to the GGUF file `out`.
+
+    `outtype` is one of `writer.OUTTYPES`, by default the checkpoint's own precision. `llama_cpp`: a folder with
+    llama.cpp's source, whose converter is run for architectures that are not in `families`. Raises ModelError for a
+    checkpoint that is damaged, unknown, or has anything that would be lost; OptionError as `write` does.
+    """
+    check_options(out, outtype or "f32", force=force)
+    checkpoint = Checkpoint(folder)
+    architecture = _architecture(checkpoint)
+    if llama_cpp is not None:
+        from .foreign import convert_with_llama_cpp
+
+        kind = outtype or checkpoint.precision()
+        convert_with_llama_cpp(
+            llama_cpp, folder, out, outtype=kind, precision=checkpoint.precision(), progress=progress
+        )
+        return
+    if architecture not in FAMILIES:
+        raise ModelError(
+            f"{folder} is a {architecture}; localspec converts {', '.join(FAMILIES)}. For others let llama.cpp's own "
+            "convert_hf_to_gguf.py do it: --llama-cpp DIR, the folder of llama.cpp's source that holds it."
+        )
+    family = family_of(checkpoint, architecture)
+    writer, tensors = GGUFWriter(None, family.arch), family.tensors()
+    _add_metadata(writer, folder, tensors)
+    for key, value in family.keys().items():
+        writer.add_key_value(f"{family.arch}.{key}", value, _value_type(value))
+    add_vocabulary(writer, folder, family.n_vocab, arch=family.arch)
+    _check_left(checkpoint)
+    kind, own = outtype or checkpoint.precision(), checkpoint.precision()
+    write(writer, tensors, out, outtype=kind, precision=own, force=force, progress=progress)
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    names = checkpoint.config.get("architectures", [])
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise ModelError(f"{checkpoint.config.name} names no architecture ('architectures' is {names!r}).")
+    return names[0]
+
+
+def _check_left(checkpoint: Checkpoint) -> None:
+    """Nothing of the checkpoint may be lost unnoticed."""
+    if keys := checkpoint.config.left(IGNORED):
+        raise ModelError(
+            f"{checkpoint.config.name} has {keys[0]!r} ({len(keys)} such keys), which localspec does not know; it may "
+            "change what the model computes. Remove it if it does not."
+        )
+    if names := checkpoint.left():
+        raise ModelError(
+            f"{checkpoint.folder} has {len(names)} tensors that no {_architecture(checkpoint)} has, {names[0]!r} among "
+            "them; the model would not be the same without."
+        )
+
+
+def _add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> None:
+    """Name, licence, base model and sampling advice from README.md, generation_config.json and the folder's name."""
+    counts = [math.prod(tensor.shape) for tensor in tensors]
+    logging.getLogger("metadata").setLevel(logging.ERROR)
+    try:
+        metadata = gguf.Metadata.load(None, folder, None, sum(counts))
+        metadata.name = metadata.name or folder.name
+        experts = [(n, t.shape[0]) for n, t in zip(counts, tensors, strict=True) if "_exps." in t.name]
+        if metadata.size_label is None:
+            one = sum(n // n_expert for n, n_expert in experts)
+            shared = sum(counts) - sum(n for n, _ in experts)
+            metadata.size_label = gguf.size_label(sum(counts), shared, one, experts[0][1] if experts else 0)
+        writer.add_type(gguf.GGUFType.MODEL)
+        metadata.set_gguf_meta_model(writer)
+    except Exception as error:  # gguf takes README.md as it comes
+        raise ModelError(f"the head of {folder / 'README.md'} cannot be read ({error}); mend or remove it.") from error
+
+
+def _value_type(value: Any) -> GGUFValueType:
+    """llama.cpp reads counts as unsigned; the package would guess signed."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return GGUFValueType.UINT32
+    return GGUFValueType.get_type(value)
