@@ -12,12 +12,13 @@ from pathlib import Path
 
 from gguf import GGUFWriter
 
-from localspec.convert.checkpoint import Checkpoint
-from localspec.convert.drafter_keys import IGNORED, Keys, Shape, Value, keys_of
-from localspec.convert.drafter_target import MASK, TOKENS, Source, open_target, origin, vocabulary_hash
-from localspec.convert.drafter_tensors import Tensors
-from localspec.convert.writer import Report, check_options, write
 from localspec.errors import ModelError, PairError
+
+from .checkpoint import Checkpoint
+from .drafter_keys import IGNORED, Keys, Shape, Value, keys_of
+from .drafter_target import MASK, TOKENS, Source, open_target, origin, vocabulary_hash
+from .drafter_tensors import Tensors
+from .writer import Report, check_options, write
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
 
@@ -27,7 +28,7 @@ def convert(
     out: Path,
     *,
     target: Path,
-    outtype: str = "q8_0",
+    outtype: str | None = None,
     force: bool = False,
     progress: Report | None = None,
 ) -> None:
@@ -35,7 +36,7 @@ def convert(
 
     Args:
         target: the target's checkpoint folder or GGUF, for the vocabulary and all that the drafter has to fit.
-        outtype: one of `writer.OUTTYPES`.
+        outtype: one of `writer.OUTTYPES`; by default the checkpoint's own precision.
         force: overwrite `out`.
 
     Raises:
@@ -43,7 +44,7 @@ def convert(
         PairError: drafter and target are not for each other.
         OptionError: unknown `outtype`, or `out` exists or cannot be written.
     """
-    check_options(out, outtype, force=force)
+    check_options(out, outtype or "f32", force=force)
     checkpoint = Checkpoint(folder)
     config = checkpoint.config
     shape = Shape.read(config, dflash2=_is_dflash2(checkpoint))
@@ -61,7 +62,8 @@ def convert(
     source.add_vocabulary(writer)
     tokens = writer.kv_data[0][TOKENS].value
     _add(writer, keys | {"localspec.tokenizer_sha256": vocabulary_hash(tokens), MASK: shape.mask_token})
-    write(writer, [*tensors], out, outtype=outtype, precision=tensors.precision, force=force, progress=progress)
+    precision = checkpoint.precision()
+    write(writer, [*tensors], out, outtype=outtype or precision, precision=precision, force=force, progress=progress)
 
 
 def _is_dflash2(checkpoint: Checkpoint) -> bool:

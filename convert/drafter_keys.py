@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localspec.convert.checkpoint import Config
 from localspec.errors import ModelError
+
+from .checkpoint import Config
 
 MAX_BLOCK = 128  # what localspec runs; published drafters have 8 to 16 slots
 
@@ -159,7 +160,7 @@ def keys_of(config: Config, shape: Shape, *, mrope: bool, embedding_scale: float
         config.only(key, value)
         dflash.only(key, value)
     config.only("v_head_dim", shape.head_dim)
-    counts = {
+    counts: Keys = {
         "context_length": config.whole("max_position_embeddings"),
         "embedding_length": shape.n_embd,
         "block_count": shape.n_layers,

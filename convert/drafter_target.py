@@ -12,13 +12,16 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 from localspec.compat import check_target
-from localspec.convert.checkpoint import Checkpoint, Config, read_json
-from localspec.convert.shard import Array
 from localspec.errors import ModelError
-from localspec.llama import read_header
+from localspec.llama import Header, read_header, read_typed
+
+from .checkpoint import Checkpoint, Config, read_json
+from .families import FAMILIES
+from .shard import Array
+from .tokenizer import add_vocabulary
 
 BLOCK = 1 << 22  # values read at a time
 TOKENS, MASK = "tokenizer.ggml.tokens", "tokenizer.ggml.mask_token_id"
@@ -72,11 +75,11 @@ def origin(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def vocabulary_hash(tokens: Sequence[str]) -> str:
+def vocabulary_hash(tokens: Sequence[str | bytes]) -> str:
     """SHA-256 of the token texts as `llama.header` computes it, so that both can be compared."""
     digest = hashlib.sha256()
     for token in tokens:
-        digest.update(token.encode() + b"\0")
+        digest.update((token if isinstance(token, bytes) else token.encode()) + b"\0")
     return digest.hexdigest()
 
 
@@ -84,9 +87,8 @@ def vocabulary_hash(tokens: Sequence[str]) -> str:
 
 
 def _from_gguf(path: Path) -> Source:
-    header = read_header(path, vocabulary=False)
+    header = read_header(path)
     check_target(header)
-    reader = GGUFReader(path)
     n_embd = header.number("{arch}.embedding_length")
     return Source(
         path,
@@ -96,8 +98,8 @@ def _from_gguf(path: Path) -> Source:
         header.number("{arch}.block_count") - header.number("{arch}.nextn_predict_layers"),
         any(header.ints("{arch}.rope.dimension_sections")),
         _multiplier(header.arch, n_embd),
-        lambda writer: _copy_vocabulary(writer, reader),
-        lambda name: _gguf_matrix(path, reader, name),
+        lambda writer: _copy_vocabulary(writer, path),
+        lambda name: _gguf_matrix(header, name),
     )
 
 
@@ -106,24 +108,24 @@ def _multiplier(family: str, n_embd: int) -> float:
     return n_embd**0.5 if family.startswith("gemma") else 1.0
 
 
-def _copy_vocabulary(writer: GGUFWriter, reader: GGUFReader) -> None:
-    for field in reader.fields.values():
-        if field.name.startswith("tokenizer.") and field.name != MASK:
-            is_array = field.types[0] == GGUFValueType.ARRAY
-            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if is_array else None)
+def _copy_vocabulary(writer: GGUFWriter, path: Path) -> None:
+    for name, kind, element, value in read_typed(path, "tokenizer."):
+        if name != MASK and value != []:
+            sub_type = None if element is None else GGUFValueType(element)
+            writer.add_key_value(name, value, GGUFValueType(kind), sub_type)
 
 
-def _gguf_matrix(path: Path, reader: GGUFReader, name: str) -> Matrix:
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    tensor = tensors.get(name) or tensors.get("token_embd.weight")  # without a head of its own the table serves
-    if tensor is None:
-        raise ModelError(f"{path} has no token_embd.weight, which its drafter borrows; give the whole model.")
-    shape = tuple(int(n) for n in reversed(tensor.shape))
+def _gguf_matrix(header: Header, name: str) -> Matrix:
+    info = header.tensors.get(name) or header.tensors.get("token_embd.weight")  # which is the head if there is none
+    if info is None or len(info.shape) != 2:
+        raise ModelError(f"{header.path} has no token_embd.weight, which its drafter borrows; give the whole model.")
+    n_rows, n_bytes = info.shape[1], info.n_bytes // info.shape[1]
 
     def rows(start: int, stop: int) -> Array:
-        return gguf.quants.dequantize(tensor.data[start:stop], tensor.tensor_type)
+        data = np.fromfile(header.path, np.uint8, (stop - start) * n_bytes, offset=info.offset + start * n_bytes)
+        return gguf.quants.dequantize(data.reshape(stop - start, n_bytes), gguf.GGMLQuantizationType(info.type))
 
-    return Matrix(shape, rows)
+    return Matrix((n_rows, info.shape[0]), rows)
 
 
 # --- checkpoint
@@ -135,24 +137,30 @@ def _from_checkpoint(folder: Path) -> Source:
     config = Config(read_json(folder / "config.json"), f"{folder.name}/config.json")
     text = config.section("text_config") if "text_config" in config else config
     family = str(text.get("model_type", ""))
-    n_embd = text.whole("hidden_size")
+    n_embd, n_vocab = text.whole("hidden_size"), text.whole("vocab_size")
+    arch = next((FAMILIES[name].arch for name in config.get("architectures", []) if name in FAMILIES), "")
     rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
     repository = origin(folder)
     return Source(
         folder,
         repository[0] if repository else folder.name,
         n_embd,
-        text.whole("vocab_size"),
+        n_vocab,
         text.whole("num_hidden_layers"),
         "mrope_section" in rope or family.startswith("qwen3_5"),
         _multiplier(family, n_embd),
-        lambda writer: _make_vocabulary(writer, folder),
+        lambda writer: _make_vocabulary(writer, folder, n_vocab, arch),
         lambda name: _checkpoint_matrix(folder, name, bool(text.get("tie_word_embeddings", False))),
     )
 
 
-def _make_vocabulary(writer: GGUFWriter, folder: Path) -> None:
-    raise NotImplementedError
+def _make_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, arch: str) -> None:
+    try:
+        add_vocabulary(writer, folder, n_vocab, arch=arch)
+    except ModelError as error:
+        raise ModelError(
+            f"{str(error).rstrip('.')}; the target's GGUF, given with --target, would do as well."
+        ) from error
 
 
 def _checkpoint_matrix(folder: Path, name: str, tied: bool) -> Matrix:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from localspec.convert.checkpoint import Checkpoint
-from localspec.convert.drafter_keys import Shape
-from localspec.convert.drafter_target import Matrix, Source
-from localspec.convert.shard import Array
-from localspec.convert.writer import Tensor
 from localspec.errors import MissingError, ModelError, PairError
+
+from .checkpoint import Checkpoint
+from .drafter_keys import Shape
+from .drafter_target import Matrix, Source
+from .shard import Array
+from .writer import Tensor
 
 MASK_EMBEDDING = "mask_embedding.pt"
 
@@ -79,11 +80,6 @@ class Tensors:
             self._check_shape(name, tuple(shape.sizes[axis] for axis in axes.split()))
         self._d2t = self._kept_tokens()
         self._mask = mask_embedding(checkpoint.folder, shape)
-
-    @property
-    def precision(self) -> str:
-        """The plain type that loses nothing."""
-        return {"BF16": "bf16", "F16": "f16"}.get(self._checkpoint.dtype(self.place["fc.weight"]), "f32")
 
     def __iter__(self) -> Iterator[Tensor]:
         yield from self._outer()

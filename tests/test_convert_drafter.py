@@ -24,9 +24,9 @@ from localspec.distill.export import export
 from localspec.distill.hf import write_hf
 from localspec.distill.model import BlockConv, Drafter
 from localspec.distill.start import TargetFile
-from localspec.errors import LocalspecError, ModelError, OptionError, PairError
+from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
 from localspec.lattice import Lattice
-from localspec.llama import Model, read_header
+from localspec.llama import Model, read_header, read_typed
 from localspec.target import Target
 
 Tensors = dict[str, Tensor]
@@ -287,6 +287,68 @@ def test_the_file_says_whose_drafter_it_is(tmp_path: Path) -> None:
     }
     assert header.get("general.name") == "b-DFlash2"
     assert header.strings == read_header(target).strings
+
+
+def test_the_vocabulary_is_copied_to_the_byte(tmp_path: Path) -> None:
+    folder, target = write_checkpoint(tmp_path / "hf", FORMS["muse-dflash2"]), target_file(tmp_path)
+    convert(folder, out := tmp_path / "out.gguf", target=target)
+    assert set(copied(out)) == set(copied(target)) | {("tokenizer.ggml.mask_token_id", 4, None, str(MASK))}
+
+
+def copied(path: Path) -> list[tuple[str, int, int | None, str]]:
+    return [(*key, str(value)) for *key, value in read_typed(path, "tokenizer.")]
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The tiny target's vocabulary as tokenizer.json and tokenizer_config.json."""
+    tokens, types = tiny._vocabulary(SHAPE.n_vocab)
+    n_plain = types.count(1)
+    added = [{"id": i, "content": tokens[i], "special": True} for i in range(n_plain, len(tokens))]
+    steps = [{"type": "Digits", "individual_digits": True}]
+    steps += [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]
+    tokenizer = {
+        "added_tokens": added,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "model": {"type": "BPE", "vocab": {t: i for i, t in enumerate(tokens[:n_plain])}, "merges": list(tiny.MERGES)},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    roles = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": tiny.CHATML}
+    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_checkpoint_serves_as_target_too(tmp_path: Path, arch: str) -> None:
+    target = target_file(tmp_path, arch)
+    sizes = {"hidden_size": 288, "vocab_size": 320, "num_hidden_layers": 4}
+    rope = {"model_type": "qwen3_5_text", "rope_parameters": {"mrope_section": [3, 3, 2]}}
+    nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": sizes | rope}
+    config = nested if arch == "qwen35" else sizes | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (folder := tmp_path / "target").mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder)
+    drafter = write_checkpoint(tmp_path / "drafter", FORMS["muse-dflash2"])
+    outs = tmp_path / "by_gguf.gguf", tmp_path / "by_folder.gguf"
+    for out, given in zip(outs, (target, folder), strict=True):
+        convert(drafter, out, target=given)
+    by_gguf, by_folder = (contents(out) for out in outs)
+    assert by_gguf["tensors"] == by_folder["tensors"]
+    assert by_folder["keys"].pop("localspec.target_name") == ["STRING", "target"]
+    assert {k: v for k, v in by_gguf["keys"].items() if k != "localspec.target_name"} == by_folder["keys"]
+    texts = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"}
+    ours, theirs = ({row for row in copied(out) if row[0] in texts} for out in outs)
+    assert ours == theirs
+
+
+def test_a_target_whose_vocabulary_is_unknown_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "hf", FORMS["muse-dflash2"])
+    (folder := tmp_path / "target").mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"hidden_size": 288, "vocab_size": 320, "num_hidden_layers": 4, "architectures": ["Gemma4"]})
+    )
+    refusal(tmp_path, MissingError, "no tokenizer.json", target=folder)
+    write_tokenizer(folder)
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    refusal(tmp_path, ModelError, "Unigram.*the target's GGUF", target=folder)
 
 
 def test_only_the_cache_has_repositories(tmp_path: Path) -> None:
