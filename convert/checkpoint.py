@@ -137,6 +137,15 @@ class Checkpoint:
         return self._places[name]
 
 
+def origin(path: Path) -> tuple[str, str] | None:
+    """Repository and revision of a file or folder in the Hugging Face cache, None elsewhere."""
+    parts = path.absolute().parts
+    for name, above, revision in zip(parts, parts[1:], parts[2:], strict=False):
+        if above == "snapshots" and name.startswith("models--"):
+            return name.removeprefix("models--").replace("--", "/"), revision
+    return None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError where there is none."""
     if path.stat().st_size > MAX_JSON:

@@ -6,7 +6,6 @@ Checkpoints of `DFlashDraftModel` and `DFlash2DraftModel`. `drafter_keys` reads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,10 +13,11 @@ from gguf import GGUFWriter
 
 from localspec.errors import ModelError, PairError
 
-from .checkpoint import Checkpoint
-from .drafter_keys import IGNORED, Keys, Shape, Value, keys_of
-from .drafter_target import MASK, TOKENS, Source, open_target, origin, vocabulary_hash
+from .checkpoint import Checkpoint, origin
+from .drafter_keys import IGNORED, Keys, Shape, keys_of
+from .drafter_target import MASK, TOKENS, Source, open_target, vocabulary_hash
 from .drafter_tensors import Tensors
+from .target import add_metadata, value_type
 from .writer import Report, check_options, write
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")
@@ -58,12 +58,15 @@ def convert(
             f"{config.name} has {left[0]!r}, which has no place in a drafter's GGUF; remove it if it means nothing."
         )
 
-    writer = GGUFWriter(None, "dflash")
+    writer, listed = GGUFWriter(None, "dflash"), list(tensors)
+    add_metadata(writer, folder, listed)
     source.add_vocabulary(writer)
     tokens = writer.kv_data[0][TOKENS].value
-    _add(writer, keys | {"localspec.tokenizer_sha256": vocabulary_hash(tokens), MASK: shape.mask_token})
+    keys |= {"localspec.tokenizer_sha256": vocabulary_hash(tokens), MASK: shape.mask_token}
+    for name, value in keys.items():
+        writer.add_key_value(name, value, value_type(value))
     precision = checkpoint.precision()
-    write(writer, [*tensors], out, outtype=outtype or precision, precision=precision, force=force, progress=progress)
+    write(writer, listed, out, outtype=outtype or precision, precision=precision, force=force, progress=progress)
 
 
 def _is_dflash2(checkpoint: Checkpoint) -> bool:
@@ -72,7 +75,7 @@ def _is_dflash2(checkpoint: Checkpoint) -> bool:
         what = ", ".join(map(str, found)) if isinstance(found, list) and found else "a model without architecture"
         raise ModelError(
             f"{checkpoint.folder} holds {what}, not a drafter ({' or '.join(ARCHITECTURES)}); llama.cpp's own "
-            "convert_hf_to_gguf.py may know it: --llama-cpp DIR calls that."
+            "convert_hf_to_gguf.py, run with --target-model-dir, may know it."
         )
     return bool(found == [ARCHITECTURES[1]])
 
@@ -100,8 +103,6 @@ def _provenance(checkpoint: Checkpoint, source: Source) -> Keys:
     ours, theirs = origin(checkpoint.folder), origin(source.path)
     thinking = checkpoint.config.section("dflash_config").get("thinking", None)
     keys = {
-        "general.type": "model",
-        "general.name": ours[0].partition("/")[2] if ours else checkpoint.folder.absolute().name,
         "localspec.version": version("localspec"),
         "localspec.target_name": checkpoint.config.get("target_name", source.name),
         **_repository("source", ours),
@@ -113,17 +114,3 @@ def _provenance(checkpoint: Checkpoint, source: Source) -> Keys:
 
 def _repository(whose: str, where: tuple[str, str] | None) -> dict[str, str]:
     return {f"localspec.{whose}_repo": where[0], f"localspec.{whose}_revision": where[1]} if where else {}
-
-
-def _add(writer: GGUFWriter, keys: Mapping[str, Value]) -> None:
-    for name, value in keys.items():
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        else:
-            writer.add_array(name, value)

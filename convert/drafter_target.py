@@ -18,7 +18,7 @@ from localspec.compat import check_target
 from localspec.errors import ModelError
 from localspec.llama import Header, read_header, read_typed
 
-from .checkpoint import Checkpoint, Config, read_json
+from .checkpoint import Checkpoint, Config, origin, read_json
 from .families import FAMILIES
 from .shard import Array
 from .tokenizer import add_vocabulary
@@ -64,15 +64,6 @@ class Source:
 def open_target(path: Path) -> Source:
     """Raises ModelError for anything but a model's GGUF file or checkpoint folder."""
     return _from_checkpoint(path) if path.is_dir() else _from_gguf(path)
-
-
-def origin(path: Path) -> tuple[str, str] | None:
-    """Repository and revision of a file or folder in the Hugging Face cache, None elsewhere."""
-    parts = path.absolute().parts
-    for name, above, revision in zip(parts, parts[1:], parts[2:], strict=False):
-        if above == "snapshots" and name.startswith("models--"):
-            return name.removeprefix("models--").replace("--", "/"), revision
-    return None
 
 
 def vocabulary_hash(tokens: Sequence[str | bytes]) -> str:

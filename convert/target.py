@@ -12,7 +12,7 @@ from gguf import GGUFValueType, GGUFWriter
 
 from localspec.errors import ModelError
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, origin
 from .families import FAMILIES, IGNORED, family_of
 from .tokenizer import add_vocabulary
 from .writer import Report, Tensor, check_options, write
@@ -51,9 +51,9 @@ def convert(
         )
     family = family_of(checkpoint, architecture)
     writer, tensors = GGUFWriter(None, family.arch), family.tensors()
-    _add_metadata(writer, folder, tensors)
+    add_metadata(writer, folder, tensors)
     for key, value in family.keys().items():
-        writer.add_key_value(f"{family.arch}.{key}", value, _value_type(value))
+        writer.add_key_value(f"{family.arch}.{key}", value, value_type(value))
     add_vocabulary(writer, folder, family.n_vocab, arch=family.arch)
     _check_left(checkpoint)
     kind, own = outtype or checkpoint.precision(), checkpoint.precision()
@@ -81,12 +81,13 @@ def _check_left(checkpoint: Checkpoint) -> None:
         )
 
 
-def _add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> None:
+def add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> None:
     """Name, licence, base model and sampling advice from README.md, generation_config.json and the folder's name."""
     counts = [math.prod(tensor.shape) for tensor in tensors]
     logging.getLogger("metadata").setLevel(logging.ERROR)
     try:
-        metadata = gguf.Metadata.load(None, folder, None, sum(counts))
+        cached = origin(folder)  # there the folder's name is but a revision
+        metadata = gguf.Metadata.load(None, folder, cached and cached[0].partition("/")[2], sum(counts))
         metadata.name = metadata.name or folder.name
         experts = [(n, t.shape[0]) for n, t in zip(counts, tensors, strict=True) if "_exps." in t.name]
         if metadata.size_label is None:
@@ -99,7 +100,7 @@ def _add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> No
         raise ModelError(f"the head of {folder / 'README.md'} cannot be read ({error}); mend or remove it.") from error
 
 
-def _value_type(value: Any) -> GGUFValueType:
+def value_type(value: Any) -> GGUFValueType:
     """llama.cpp reads counts as unsigned; the package would guess signed."""
     if isinstance(value, int) and not isinstance(value, bool):
         return GGUFValueType.UINT32
