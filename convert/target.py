@@ -49,6 +49,8 @@ def convert(
             f"{folder} is a {architecture}; localspec converts {', '.join(FAMILIES)}. For others let llama.cpp's own "
             "convert_hf_to_gguf.py do it: --llama-cpp DIR, the folder of llama.cpp's source that holds it."
         )
+    for name in ("metadata", "gguf.vocab"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what matters of their warnings is an error here
     family = family_of(checkpoint, architecture)
     writer, tensors = GGUFWriter(None, family.arch), family.tensors()
     add_metadata(writer, folder, tensors)
@@ -84,7 +86,6 @@ def _check_left(checkpoint: Checkpoint) -> None:
 def add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> None:
     """Name, licence, base model and sampling advice from README.md, generation_config.json and the folder's name."""
     counts = [math.prod(tensor.shape) for tensor in tensors]
-    logging.getLogger("metadata").setLevel(logging.ERROR)
     try:
         cached = origin(folder)  # there the folder's name is but a revision
         metadata = gguf.Metadata.load(None, folder, cached and cached[0].partition("/")[2], sum(counts))

@@ -37,7 +37,6 @@ _PARTS: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
     "ByteLevel": lambda step: ("ByteLevel", step.get("add_prefix_space"), step.get("use_regex", True)),
 }
 IGNORES_MERGES = {"llama-bpe"}  # takes a piece that is a token as it is (src/llama-vocab.cpp)
-GRANITE_VOCAB = 49152  # llama.cpp's converter tells these models apart by this size; SmolLM2 has it, too
 
 
 def add_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, *, arch: str) -> None:
@@ -59,8 +58,12 @@ def add_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, *, arch: str)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=n_vocab)
-    if arch == "llama" and n_vocab == GRANITE_VOCAB:
-        special.add_special_token["bos"] = False
+    for kind, text in zip(("bos", "eos"), _ends(tokenizer, where), strict=True):
+        special.add_special_token[kind] = text is not None
+        if text is not None and text != tokens[special.special_token_ids.get(kind, 0)]:
+            raise ModelError(
+                f"{where} puts {text!r} around a text, but the {kind} token is another in tokenizer_config.json."
+            )
     special.chat_template = _chat_template(folder, config)
     special.add_to_gguf(writer, quiet=True)
 
@@ -134,6 +137,25 @@ def _added(entry: dict[str, Any], where: str) -> tuple[str, TokenType]:
     if entry.get("special") or looks_special or (text.startswith("<unused") and text.endswith(">")):
         return text, TokenType.CONTROL
     return text.replace("▁", " "), TokenType.USER_DEFINED
+
+
+def _ends(tokenizer: dict[str, Any], where: str) -> tuple[str | None, str | None]:
+    """The special tokens that the tokenizer puts before and behind every text."""
+    before = behind = None
+    processor = tokenizer.get("post_processor") or {"type": "ByteLevel"}
+    for step in processor.get("processors", [processor]):
+        match step:
+            case {"type": "ByteLevel"}:
+                pass
+            case {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}]}:
+                pass
+            case {"type": "TemplateProcessing", "single": [{"SpecialToken": first}, {"Sequence": {"id": "A"}}]}:
+                before = first["id"]
+            case {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": last}]}:
+                behind = last["id"]
+            case _:
+                raise ModelError(f"{where} has a post_processor that llama.cpp does not have: {str(step)[:200]}.")
+    return before, behind
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> Any:

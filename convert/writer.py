@@ -33,6 +33,7 @@ PLAIN = {
 }
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 OUTTYPES = (*PLAIN, *K_QUANTS)
+ALWAYS_F32 = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight")  # as in llama.cpp's conversion/base.py
 SLACK = 1 << 26  # bytes of a file beside its tensors: the vocabulary, mostly
 
 
@@ -56,10 +57,10 @@ class Tensor:
         return cls(name, array.shape, lambda: [array], kind)
 
     def encoding(self, wanted: GGMLQuantizationType) -> GGMLQuantizationType:
-        """Vectors, norms and parameters that are no weights stay float32; rows that do not divide become float16."""
+        """Vectors, norms, routers and what is no weight stay float32; rows that do not divide become float16."""
         if self.kind is not None:
             return self.kind
-        if len(self.shape) < 2 or self.name.endswith("_norm.weight") or not self.name.endswith(".weight"):
+        if len(self.shape) < 2 or self.name.endswith(ALWAYS_F32) or not self.name.endswith(".weight"):
             return F32
         return F16 if self.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] else wanted
 
