@@ -130,6 +130,7 @@ FORMS = {
         dtype=torch.float32,
     ),
     "qwen3-dflash": Form(DFLASH_1 | {"tie_word_embeddings": True}, outtype="q8_0"),
+    "causal-dflash": Form(DFLASH_1 | {"dflash_config": DFLASH_1["dflash_config"] | {"causal": True}}, outtype="f16"),
     "qwen3.6-dflash": Form(  # mixed layers, a window and no word on causality
         DFLASH_1
         | {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -18,16 +19,17 @@ from test_distill_model import _compare as worst_difference
 from torch import Tensor, nn
 
 from localspec import drafter as engine
+from localspec.compat import check_drafter, check_pair
 from localspec.convert.checkpoint import origin
 from localspec.convert.drafter import convert
 from localspec.convert.drafter_target import open_target
 from localspec.distill.export import export
 from localspec.distill.hf import write_hf
-from localspec.distill.model import BlockConv, Drafter
+from localspec.distill.model import BlockConv, Drafter, Geometry, Layer
 from localspec.distill.start import TargetFile
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
 from localspec.lattice import Lattice
-from localspec.llama import Model, read_header, read_typed
+from localspec.llama import Model, quantize, read_header, read_typed
 from localspec.target import Target
 
 Tensors = dict[str, Tensor]
@@ -138,11 +140,34 @@ class TestDFlash2:
         write_hf(drafter, tmp_path / "hf", target_name="tiny")
         check_pool(tmp_path / "hf", target, drafter)
 
-    def test_its_own_embeddings_and_head(self, tmp_path: Path) -> None:
-        drafter = random_drafter(dataclasses.replace(SHAPE, n_rows=SHAPE.n_vocab))
+    @pytest.mark.parametrize("head", ["its own", "its embeddings", "the target's"])
+    def test_its_own_embeddings(self, tmp_path: Path, head: str) -> None:
+        target = target_file(tmp_path)
+        drafter = whole_head(target)
+        drafter.embeddings = torch.randn_like(drafter.embeddings)
+        if head != "the target's":
+            own = drafter.embeddings if head == "its embeddings" else torch.randn_like(drafter.embeddings)
+            drafter.head.weight = nn.Parameter(0.1 * own)
+            drafter.embeddings = 0.1 * drafter.embeddings
         write_hf(drafter, tmp_path / "hf", target_name="tiny")
+        if head != "its own":
+            edit(tmp_path / "hf", tensors=without("lm_head"), config={"tie_word_embeddings": head == "its embeddings"})
         edit(tmp_path / "hf", tensors=lambda tensors: tensors | {"embed_tokens.weight": drafter.embeddings})
-        check_pool(tmp_path / "hf", target_file(tmp_path), drafter)
+        check_pool(tmp_path / "hf", target, drafter)
+
+    def test_a_window_in_some_layers_only(self, tmp_path: Path) -> None:
+        drafter = whole_head(target := target_file(tmp_path), sliding_window=16)
+        write_hf(drafter, tmp_path / "hf", target_name="tiny")
+        kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+        edit(tmp_path / "hf", tensors=without("lm_head"), config=kinds)
+        everything = Geometry(
+            dataclasses.replace(drafter.config, sliding_window=None), ANCHOR, torch.tensor([[ANCHOR]])
+        )
+        layer = drafter.layers[1]
+        assert isinstance(layer, Layer)
+        forward = layer.forward
+        layer.forward = lambda h, context, _: forward(h, context, everything)  # type: ignore[method-assign]
+        check_pool(tmp_path / "hf", target, drafter)
 
     def test_logits_scaled_and_capped_embeddings_scaled(self, tmp_path: Path) -> None:
         drafter = whole_head(target := target_file(tmp_path))
@@ -257,6 +282,18 @@ def test_what_write_hf_writes_comes_back_as_what_export_writes(tmp_path: Path) -
     assert differing == {"general.name", "dflash.rope.dimension_count"}  # the latter gives the default
 
 
+@pytest.mark.parametrize("outtype", ["q4_k_m", "q4_0"])
+def test_a_quantised_drafter_drafts(tmp_path: Path, outtype: str) -> None:
+    target, drafter = target_file(tmp_path), random_drafter()
+    write_hf(drafter, tmp_path / "hf", target_name="tiny")
+    convert(tmp_path / "hf", out := tmp_path / "out.gguf", target=target, outtype=outtype)
+    check_drafter(header := read_header(out))
+    check_pair(read_header(target), header)
+    _, features, token = torch_pool(drafter)
+    assert set(llama_pool(target, out, features, token).ids.flat) <= set(drafter.kept.tolist())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out.gguf", "target.gguf"]
+
+
 # --- whose drafter it is
 
 
@@ -336,6 +373,16 @@ def test_a_checkpoint_serves_as_target_too(tmp_path: Path, arch: str) -> None:
     texts = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"}
     ours, theirs = ({row for row in copied(out) if row[0] in texts} for out in outs)
     assert ours == theirs
+
+
+def test_a_quantised_target_lends_its_tensors(tmp_path: Path) -> None:
+    quantize(target_file(tmp_path), path := tmp_path / "q8_0.gguf", "q8_0")
+    source, file = open_target(path), TargetFile(path)
+    for name in ("token_embd.weight", "output.weight"):
+        lent, expected = np.concatenate([*source.matrix(name).parts()]), file.tensor(name)
+        assert expected is not None
+        assert np.array_equal(lent, expected.numpy())
+        assert np.array_equal(source.matrix(name).rows(7, 9), expected[7:9].numpy())
 
 
 def test_a_target_whose_vocabulary_is_unknown_is_refused(tmp_path: Path) -> None:
