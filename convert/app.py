@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .writer import Report
 
 PATH = click.Path(path_type=Path)
-TYPES = "f32, f16, bf16, q8_0, q4_0, q4_k_m, q6_k ..."
+TYPES = "f32, f16, bf16, q8_0, q4_0, q4_k_m, q6_k ... (default: the checkpoint's own)."
 
 
 @click.group()
@@ -24,13 +24,13 @@ def convert() -> None:
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """What both commands take."""
     command = click.option("--force", is_flag=True, help="Overwrite an existing file.")(command)
+    command = click.option("--outtype", metavar="TYPE", help=TYPES)(command)
     command = click.option("-o", "--out", type=PATH, required=True, help="GGUF file to write.")(command)
     return click.argument("folder", type=PATH)(command)
 
 
 @convert.command()
 @_common
-@click.option("--outtype", help=f"{TYPES} (default: the checkpoint's own).")
 @click.option("--llama-cpp", type=PATH, help="Folder of llama.cpp's source: let its convert_hf_to_gguf.py do it.")
 def target(folder: Path, out: Path, outtype: str | None, force: bool, llama_cpp: Path | None) -> None:
     """Convert the model in FOLDER (config.json, tokenizer.json and safetensors).
@@ -47,9 +47,8 @@ def target(folder: Path, out: Path, outtype: str | None, force: bool, llama_cpp:
 
 @convert.command()
 @_common
-@click.option("--outtype", default="q8_0", show_default=True, help=TYPES)
 @click.option("--target", type=PATH, required=True, help="Its target: a GGUF file or a checkpoint folder.")
-def drafter(folder: Path, out: Path, outtype: str, force: bool, target: Path) -> None:
+def drafter(folder: Path, out: Path, outtype: str | None, force: bool, target: Path) -> None:
     """Convert the DFlash or DFlash 2 drafter in FOLDER for its target."""
     from .drafter import convert
 

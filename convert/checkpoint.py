@@ -13,7 +13,7 @@ from typing import Any
 
 from localspec.errors import ModelError
 
-from .shard import Array, Place, parse_json, read_places
+from .shard import Array, Place, opened, parse_json, read_places
 
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -148,9 +148,11 @@ def origin(path: Path) -> tuple[str, str] | None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError where there is none."""
-    if path.stat().st_size > MAX_JSON:
-        raise ModelError(f"{path} has {path.stat().st_size:,} bytes, more than the {MAX_JSON:,} allowed.")
-    return parse_json(path.read_bytes(), path)
+    with opened(path) as file:
+        data = file.read(MAX_JSON + 1)
+    if len(data) > MAX_JSON:
+        raise ModelError(f"{path} has more than the {MAX_JSON:,} bytes allowed.")
+    return parse_json(data, path)
 
 
 def _places(folder: Path) -> dict[str, Place]:

@@ -6,9 +6,10 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ class Place:
         n_rows, row = (self.shape[0], math.prod(self.shape[1:])) if self.shape else (1, 1)
         stop = n_rows if stop is None else stop
         out = np.empty((stop - start) * row, np.int64 if self.dtype.startswith("I") else np.float32)
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(self.offset + start * row * N_BYTES[self.dtype])
             for at in range(0, out.size, _BLOCK):
                 part = out[at : at + _BLOCK]
@@ -61,9 +62,19 @@ class Place:
         return out.reshape(stop - start, *self.shape[1:]) if self.shape else out.reshape(())
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to be read; ModelError where the system refuses."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise ModelError(f"cannot read {path} ({error.strerror or error}).") from error
+
+
 def read_places(path: Path) -> dict[str, Place]:
     """Every tensor's place in a safetensors file; ModelError unless header and data agree to the byte."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         n_bytes = os.fstat(file.fileno()).st_size
         n_header = int.from_bytes(file.read(8), "little")
         if n_bytes < 8 or n_header > n_bytes - 8:
