@@ -101,7 +101,9 @@ def _check_pair(checkpoint: Checkpoint, shape: Shape, source: Source) -> None:
 def _provenance(checkpoint: Checkpoint, source: Source) -> Keys:
     """Whose drafter this is."""
     ours, theirs = origin(checkpoint.folder), origin(source.path)
-    thinking = checkpoint.config.section("dflash_config").get("thinking", None)
+    dflash = checkpoint.config.section("dflash_config")
+    dflash.only("thinking", None, True, False, "on", "off")
+    thinking = dflash.get("thinking", None)
     keys = {
         "localspec.version": version("localspec"),
         "localspec.target_name": checkpoint.config.get("target_name", source.name),

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from localspec.compat import MAX_BLOCK, MAX_LAYERS
 from localspec.errors import ModelError
 
 from .checkpoint import Config
-
-MAX_BLOCK = 128  # what localspec runs; published drafters have 8 to 16 slots
 
 # Keys without influence on the forward pass.
 IGNORED = frozenset(
@@ -95,7 +94,7 @@ class Shape:
         """ModelError for sizes that llama.cpp would stumble over."""
         layers, n_scores = [layer - 1 for layer in self.target_layers], self.top_k * (self.top_k + 1)
         rules = [
-            (self.n_layers > 0, "num_hidden_layers is 0"),
+            (0 < self.n_layers <= MAX_LAYERS, f"num_hidden_layers is {self.n_layers} instead of 1 to {MAX_LAYERS}"),
             (_divides(self.n_kv_heads, self.n_heads), f"{self.n_heads} heads do not divide among {self.n_kv_heads}"),
             (_divides(2, self.head_dim), f"a head_dim of {self.head_dim} cannot be rotated in pairs"),
             (len(set(layers)) == len(layers), f"target_layer_ids {layers} names a layer twice"),
@@ -192,7 +191,9 @@ def _rope_keys(config: Config, shape: Shape, mrope: bool) -> Keys:
     for leaked in ("partial_rotary_factor", "mrope_section", "mrope_interleaved"):
         rope.get(leaked, None)
     if "partial_rotary_factor" in config:
-        keys["rope.dimension_count"] = int(shape.head_dim * config.real("partial_rotary_factor"))
+        keys["rope.dimension_count"] = n_rotated = int(shape.head_dim * config.real("partial_rotary_factor"))
+        if not _divides(2, n_rotated) or n_rotated > shape.head_dim:
+            raise ModelError(f"{config.name} wants {n_rotated} of {shape.head_dim} floats rotated in pairs.")
     if mrope:
         keys["rope.dimension_sections"] = [shape.head_dim // 2, 0, 0, 0]
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -228,7 +229,7 @@ def _attention_keys(config: Config, shape: Shape) -> Keys:
     if causal not in (None, False, True):
         raise ModelError(f"{config.name} has {causal!r} as 'is_causal'; true or false belongs there.")
     if causal is not None:
-        keys["attention.causal"] = causal
+        keys["attention.causal"] = bool(causal)
     window = dflash.whole("swa_window_size", config.whole("sliding_window", 0))
     sliding = _sliding_layers(config, shape.n_layers)
     if not any(sliding):
@@ -241,12 +242,11 @@ def _attention_keys(config: Config, shape: Shape) -> Keys:
 def _sliding_layers(config: Config, n_layers: int) -> list[bool]:
     """Which layers see a window of the context only; those of `use_swa` all do unless they have types of their own."""
     kinds, types = ("full_attention", "sliding_attention"), config.get("layer_types", None)
-    if types is not None and (not isinstance(types, list) or len(types) != n_layers or not set(types) <= set(kinds)):
+    fits = isinstance(types, list) and len(types) == n_layers and all(kind in kinds for kind in types)
+    if types is not None and not fits:
         raise ModelError(f"{config.name} has {types!r} as 'layer_types'; {n_layers} of {kinds} belong there.")
-    everywhere, switched_on = (
-        config.section("dflash_config").get("use_swa", False),
-        config.get("use_sliding_window", False),
-    )
+    everywhere = config.section("dflash_config").get("use_swa", False)
+    switched_on = config.get("use_sliding_window", False)
     sliding = [kind == kinds[1] for kind in types or []]
     if everywhere:
         return sliding if any(sliding) else [True] * n_layers

@@ -116,6 +116,11 @@ def _gguf_matrix(header: Header, name: str) -> Matrix:
         data = np.fromfile(header.path, np.uint8, (stop - start) * n_bytes, offset=info.offset + start * n_bytes)
         return gguf.quants.dequantize(data.reshape(stop - start, n_bytes), gguf.GGMLQuantizationType(info.type))
 
+    try:
+        rows(0, 1)
+    except NotImplementedError as error:
+        kind = gguf.GGMLQuantizationType(info.type).name
+        raise ModelError(f"{header.path} keeps what its drafter borrows as {kind}; give a target in Q8_0.") from error
     return Matrix((n_rows, info.shape[0]), rows)
 
 
@@ -127,10 +132,12 @@ def _from_checkpoint(folder: Path) -> Source:
         raise ModelError(f"{folder} is not a checkpoint: it has no config.json; give the target's folder or its GGUF.")
     config = Config(read_json(folder / "config.json"), f"{folder.name}/config.json")
     text = config.section("text_config") if "text_config" in config else config
-    family = str(text.get("model_type", ""))
+    kind = str(text.get("model_type", ""))
     n_embd, n_vocab = text.whole("hidden_size"), text.whole("vocab_size")
-    arch = next((FAMILIES[name].arch for name in config.get("architectures", []) if name in FAMILIES), "")
+    found = config.get("architectures", [])
+    family = next((FAMILIES[name] for name in FAMILIES if found == [name]), None)
     rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+    tied = any(part.get("tie_word_embeddings", False) is True for part in (config, text))
     repository = origin(folder)
     return Source(
         folder,
@@ -138,10 +145,10 @@ def _from_checkpoint(folder: Path) -> Source:
         n_embd,
         n_vocab,
         text.whole("num_hidden_layers"),
-        "mrope_section" in rope or family.startswith("qwen3_5"),
-        _multiplier(family, n_embd),
-        lambda writer: _make_vocabulary(writer, folder, n_vocab, arch),
-        lambda name: _checkpoint_matrix(folder, name, bool(text.get("tie_word_embeddings", False))),
+        "mrope_section" in rope or kind.startswith("qwen3_5"),
+        _multiplier(kind, n_embd),
+        lambda writer: _make_vocabulary(writer, folder, n_vocab, family.arch if family else ""),
+        lambda name: _checkpoint_matrix(folder, name, tied),
     )
 
 

@@ -194,7 +194,7 @@ def mask_embedding(folder: Path, shape: Shape) -> Array | None:
         embedding: Array = row.float().numpy().reshape(-1)
     except Exception as error:
         raise ModelError(
-            f"{path} is damaged or no mask embedding: {str(error).splitlines()[0].rstrip('.')}."
+            f"{path} is damaged or holds more than an embedding; no code of a checkpoint is run to find out."
         ) from error
     if token != shape.mask_token or len(embedding) != shape.n_embd:
         raise ModelError(

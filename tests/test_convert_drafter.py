@@ -429,6 +429,10 @@ WRONG: dict[str, tuple[dict[str, Any], type[LocalspecError], str]] = {
     "no list of layers": ({"dflash": {"target_layer_ids": 3}}, ModelError, "target_layer_ids"),
     "a layer twice": ({"dflash": {"target_layer_ids": [1, 1]}}, ModelError, r"\[1, 1\]"),
     "mask beyond the vocabulary": ({"dflash": {"mask_token_id": 320}}, ModelError, "320"),
+    "layers without end": ({"config": {"num_hidden_layers": 2**30}}, ModelError, "1 to 512"),
+    "types that are none": ({"config": {"layer_types": [[], {}]}}, ModelError, "layer_types"),
+    "thoughts": ({"dflash": {"thinking": ["a"]}}, ModelError, "thinking"),
+    "half a pair rotated": ({"config": {"partial_rotary_factor": 0.1}}, ModelError, "3 of 32"),
     "block of one": ({"dflash": {"block_size": 1}}, ModelError, "block_size is 1"),
     "odd groups": ({"dflash": {"conv_group_size": 7}}, ModelError, "conv_group_size 7"),
     "pool too wide": ({"dflash": {"selector_top_k": 17}}, ModelError, "306"),
@@ -535,7 +539,9 @@ def test_no_pickle_runs_its_code(tmp_path: Path) -> None:
     target_file(tmp_path)
     write_hf(random_drafter(), tmp_path / "hf", target_name="tiny")
     torch.save({"mask_token_id": MASK, "embedding": Evil(tmp_path / "evil")}, tmp_path / "hf" / "mask_embedding.pt")
-    refusal(tmp_path, ModelError, "mask_embedding.pt is damaged or no mask embedding")
+    refusal(tmp_path, ModelError, "mask_embedding.pt is damaged or holds more")
+    (tmp_path / "hf" / "mask_embedding.pt").write_bytes(b"")
+    refusal(tmp_path, ModelError, "mask_embedding.pt is damaged")
     torch.save({"mask_token_id": 7, "embedding": torch.ones(5)}, tmp_path / "hf" / "mask_embedding.pt")
     refusal(tmp_path, ModelError, "5 numbers for token 7.*288")
 
