@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from localspec.compat import MAX_LAYERS
 from localspec.errors import ModelError
 
 from .checkpoint import Checkpoint, Config
@@ -52,6 +53,7 @@ class Family:
         self.n_head_kv = text.whole("num_key_value_heads", self.n_head)
         self.head_dim = text.whole("head_dim", self.n_embd // max(self.n_head, 1))
         self.rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
+        self.rope_theta = self.rope.real("rope_theta", text.real("rope_theta", 10000.0))
         self.rope_type = self.rope.get("rope_type", self.rope.get("type", "default"))
         self._refuse()
 
@@ -59,6 +61,8 @@ class Family:
         """ModelError for what llama.cpp's graph cannot do."""
         if 0 in (self.n_vocab, self.n_embd, self.n_layer, self.n_ff, self.n_head, self.n_head_kv, self.head_dim):
             raise ModelError(f"{self.config.name} describes a model without layers, width or heads.")
+        if self.n_layer > MAX_LAYERS:
+            raise ModelError(f"{self.config.name} claims {self.n_layer:,} layers; llama.cpp takes up to {MAX_LAYERS}.")
         if self.n_head % self.n_head_kv:
             raise ModelError(f"{self.config.name} has {self.n_head} heads for {self.n_head_kv} key-value heads.")
         self.config.only("hidden_act", "silu", "swish")
@@ -70,11 +74,21 @@ class Family:
                 f"{self.rope.name} is of type {self.rope_type!r}; for {self.arch} localspec knows {known}."
             )
 
+    def _layer_types(self, usual: list[str], *known: str) -> list[str]:
+        """What each layer is, `usual` where config.json is silent."""
+        kinds = self.config.get("layer_types", usual)
+        if not isinstance(kinds, list) or len(kinds) != self.n_layer or any(kind not in known for kind in kinds):
+            raise ModelError(
+                f"{self.config.name} has {str(kinds)[:200]} as 'layer_types'; for {self.arch} it takes {self.n_layer} "
+                f"of {' or '.join(known)}."
+            )
+        return kinds
+
     # ---- keys
 
     def keys(self) -> dict[str, Any]:
         """The keys `{arch}.*` by their names: whole numbers, floats, truth values, texts or lists."""
-        config, rope = self.config, self.rope
+        config = self.config
         config.get("sliding_window", 0)  # means nothing while use_sliding_window is off
         keys: dict[str, Any] = {
             "block_count": self.n_layer,
@@ -84,7 +98,7 @@ class Family:
             "attention.head_count": self.n_head,
             "attention.head_count_kv": self.n_head_kv,
             "attention.layer_norm_rms_epsilon": config.real("rms_norm_eps"),
-            "rope.freq_base": rope.real("rope_theta", config.real("rope_theta", 10000.0)),
+            "rope.freq_base": self.rope_theta,
         }
         if "head_dim" in config:
             keys |= {"attention.key_length": self.head_dim, "attention.value_length": self.head_dim}
@@ -204,8 +218,10 @@ class Llama(Family):
         """What Llama 3 divides each frequency by (transformers: modeling_rope_utils, `llama3`)."""
         factor, low, high = (self.rope.real(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
         n_ctx = self.rope.whole("original_max_position_embeddings")
+        if not 0 < low < high or factor <= 0:
+            raise ModelError(f"{self.rope.name} has factors that make no sense: {factor}, {low} to {high}.")
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float32) / np.float32(self.head_dim)
-        frequencies = 1 / np.float32(self.keys()["rope.freq_base"]) ** exponents
+        frequencies = 1 / np.float32(self.rope_theta) ** exponents
         turns = n_ctx * frequencies / np.float32(2 * math.pi)
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
@@ -314,17 +330,15 @@ class Qwen35(Qwen3):
         self.config.only("mtp_use_dedicated_embeddings", False)
         self.config.only("mlp_only_layers", [])
         self.rope.only("mrope_interleaved", True)
-        interval = self.config.whole("full_attention_interval", 4)
+        interval = self.config.whole("full_attention_interval", 4) or 4
         usual = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(self.n_layer)]
-        self.kinds = self.config.get("layer_types", usual)
-        if len(self.kinds) != self.n_layer or not set(self.kinds) <= {"linear_attention", "full_attention"}:
-            raise ModelError(
-                f"{self.config.name} has layer_types that do not fit its {self.n_layer} layers: {self.kinds}."
-            )
+        self.kinds = self._layer_types(usual, "linear_attention", "full_attention")
 
     def keys(self) -> dict[str, Any]:
         share = self.rope.real("partial_rotary_factor", self.config.real("partial_rotary_factor", 0.25))
         sections = self.rope.get("mrope_section", [11, 11, 10])
+        if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections):
+            raise ModelError(f"{self.rope.name} has {sections!r} as 'mrope_section'; whole numbers belong there.")
         n_nextn = {"nextn_predict_layers": self.n_mtp} if self.n_mtp else {}
         recurrent = [kind == "linear_attention" for kind in self.kinds] + [False] * self.n_mtp
         return (

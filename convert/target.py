@@ -44,6 +44,8 @@ def convert(
             llama_cpp, folder, out, outtype=kind, precision=checkpoint.precision(), progress=progress
         )
         return
+    if architecture.startswith("DFlash"):
+        raise ModelError(f"{folder} is a drafter ({architecture}); use localspec convert drafter, with its --target.")
     if architecture not in FAMILIES:
         raise ModelError(
             f"{folder} is a {architecture}; localspec converts {', '.join(FAMILIES)}. For others let llama.cpp's own "
@@ -98,7 +100,8 @@ def add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> Non
         writer.add_type(gguf.GGUFType.MODEL)
         metadata.set_gguf_meta_model(writer)
     except Exception as error:  # gguf takes README.md as it comes
-        raise ModelError(f"the head of {folder / 'README.md'} cannot be read ({error}); mend or remove it.") from error
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the head of {folder / 'README.md'} cannot be read ({reason}); mend or remove it.") from error
 
 
 def value_type(value: Any) -> GGUFValueType:

@@ -47,9 +47,26 @@ def add_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, *, arch: str)
     does not.
     """
     tokenizer, config = _read(folder, "tokenizer.json"), _read(folder, "tokenizer_config.json")
+    try:
+        _add(writer, folder, n_vocab, arch, tokenizer, config)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # it may hold anything anywhere
+        raise ModelError(f"the tokenizer in {folder} is damaged ({type(error).__name__}: {error}).") from error
+
+
+def _add(
+    writer: GGUFWriter, folder: Path, n_vocab: int, arch: str, tokenizer: dict[str, Any], config: dict[str, Any]
+) -> None:
     where = f"{folder.name}/tokenizer.json"
-    pre = _pre_tokenizer(tokenizer, where)
-    tokens, types = _tokens(tokenizer, n_vocab, where)
+    pre, (tokens, types) = _pre_tokenizer(tokenizer, where), _tokens(tokenizer, n_vocab, where)
+    ends, template = _ends(tokenizer, where), _chat_template(folder, config)
+    special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=n_vocab)
+    for kind, text in zip(("bos", "eos"), ends, strict=True):
+        special.add_special_token[kind] = text is not None
+        if text is not None and text != tokens[special.special_token_ids.get(kind, 0)]:
+            raise ModelError(
+                f"{where} puts {text!r} around a text, but tokenizer_config.json has another {kind} token."
+            )
+    special.chat_template = template
     prefix = config.get("add_prefix_space")
     if arch == "llama" and prefix is not None:
         writer.add_add_space_prefix(bool(prefix))
@@ -57,14 +74,6 @@ def add_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, *, arch: str)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=n_vocab)
-    for kind, text in zip(("bos", "eos"), _ends(tokenizer, where), strict=True):
-        special.add_special_token[kind] = text is not None
-        if text is not None and text != tokens[special.special_token_ids.get(kind, 0)]:
-            raise ModelError(
-                f"{where} puts {text!r} around a text, but the {kind} token is another in tokenizer_config.json."
-            )
-    special.chat_template = _chat_template(folder, config)
     special.add_to_gguf(writer, quiet=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ import pytest
 import target_checkpoints
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from target_checkpoints import FORMS, INEXACT, summary, write_checkpoint
 from transformers import AutoTokenizer
 
 from localspec.convert.target import convert
+from localspec.errors import LocalspecError, ModelError
 from localspec.llama import Context, Model
 from localspec.llama.binding import C
 from localspec.text import ChatTemplate
@@ -205,3 +207,155 @@ def test_file_is_what_llama_cpp_writes(made: Made) -> None:
             assert data == pytest.approx(expected["tensors"][name][2], rel=1e-6)
         else:
             assert data == expected["tensors"][name][2], name
+
+
+# ---- other forms of the same
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint to be changed."""
+    write_checkpoint("llama3", tmp_path / "tiny-model")
+    return tmp_path / "tiny-model"
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Set keys of config.json (None: remove)."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def converted(folder: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    out = folder.with_suffix(".gguf")
+    convert(folder, out, force=True, **options)
+    return summary(out)
+
+
+def test_config_of_transformers_4(folder: Path) -> None:
+    new = converted(folder)
+    rope = {key: value for key, value in target_checkpoints.LLAMA_3_ROPE.items() if key != "rope_theta"}
+    edit(folder, rope_parameters=None, rope_scaling=rope, rope_theta=5e5, torch_dtype="float32", dtype=None)
+    assert converted(folder) == new
+    edit(folder, head_dim=None)
+    old = converted(folder)
+    assert old["tensors"] == new["tensors"]
+    assert new["keys"].keys() - old["keys"].keys() == {"llama.attention.key_length", "llama.attention.value_length"}
+
+
+def test_tied_head_that_is_stored_again(folder: Path) -> None:
+    edit(folder, tie_word_embeddings=True)
+    with pytest.raises(ModelError, match=r"lm_head\.weight and model\.embed_tokens\.weight differ"):
+        converted(folder)
+    rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert "output.weight" not in converted(folder)["tensors"]
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-model"
+    write_checkpoint("qwen3moe", folder)
+    apart = converted(folder)
+
+    def fuse(tensors: dict[str, torch.Tensor]) -> None:
+        for i in range(2):
+            at = f"model.layers.{i}.mlp.experts."
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{at}{e}.{kind}_proj.weight") for e in range(4)])
+                for kind in ("gate", "up", "down")
+            )
+            tensors |= {f"{at}gate_up_proj": torch.cat((gate, up), dim=1), f"{at}down_proj": down}
+
+    rewrite(folder, fuse)
+    assert converted(folder) == apart
+
+
+def test_multi_token_prediction_that_fine_tuning_has_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-model"
+    write_checkpoint("qwen35", folder)
+    before = converted(folder)
+    edit(folder, mtp_num_hidden_layers=1)
+    assert converted(folder) == before
+
+
+def test_k_quants_run(tmp_path: Path) -> None:
+    folder, out = tmp_path / "tiny-model", tmp_path / "tiny-model.gguf"
+    write_checkpoint("qwen35", folder)
+    convert(folder, out, outtype="q4_k_m")
+    with Model(out, gpu_layers=0, repack=False) as model, Context(model, n_ctx=64, n_batch=8) as context:
+        context.decode([1, 2, 3], 0)
+        assert np.isfinite(context.logits(3)).all()
+
+
+# ---- bad input
+
+KNOWN = "LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another architecture": (
+        lambda d: edit(d, architectures=["GemmaForCausalLM"]),
+        f"is a GemmaForCausalLM; localspec converts {KNOWN}",
+    ),
+    "and how to go on": (lambda d: edit(d, architectures=["X"]), "convert_hf_to_gguf.py do it: --llama-cpp DIR"),
+    "no architecture": (lambda d: edit(d, architectures=[]), "names no architecture"),
+    "a drafter": (lambda d: edit(d, architectures=["DFlashDraftModel"]), "localspec convert drafter"),
+    "an unknown key": (lambda d: edit(d, attention_sinks=4), "has 'attention_sinks' (1 such keys)"),
+    "an unknown rope key": (
+        lambda d: edit(d, rope_parameters=target_checkpoints.LLAMA_3_ROPE | {"mscale": 1.0}),
+        "has 'rope_parameters.mscale'",
+    ),
+    "a quantised checkpoint": (lambda d: edit(d, quantization_config={"bits": 4}), "has 'quantization_config'"),
+    "an unknown rope": (lambda d: edit(d, rope_parameters={"rope_type": "dynamic"}), "is of type 'dynamic'"),
+    "a rope without sense": (
+        lambda d: edit(d, rope_parameters=target_checkpoints.LLAMA_3_ROPE | {"high_freq_factor": 1}),
+        "factors that make no sense",
+    ),
+    "a bias": (lambda d: edit(d, attention_bias=True), "True as 'attention_bias'"),
+    "another activation": (lambda d: edit(d, hidden_act="gelu"), "'gelu' as 'hidden_act'"),
+    "a missing key": (lambda d: edit(d, rms_norm_eps=None), "has no 'rms_norm_eps'"),
+    "a key of another kind": (lambda d: edit(d, hidden_size="64"), "'64' as 'hidden_size'"),
+    "no heads": (lambda d: edit(d, num_attention_heads=0), "without layers, width or heads"),
+    "heads that do not divide": (lambda d: edit(d, num_attention_heads=5), "5 heads for 2 key-value heads"),
+    "too many layers": (lambda d: edit(d, num_hidden_layers=1 << 30), "claims 1,073,741,824 layers"),
+    "one layer more": (lambda d: edit(d, num_hidden_layers=3), "no tensor 'model.layers.2.input_layernorm.weight'"),
+    "one layer less": (lambda d: edit(d, num_hidden_layers=1), "has 9 tensors that no LlamaForCausalLM has"),
+    "another width": (lambda d: edit(d, intermediate_size=97), "mlp.gate_proj.weight has the shape [96, 64]"),
+    "another vocabulary": (lambda d: edit(d, vocab_size=1 << 30), "model.embed_tokens.weight has the shape"),
+    "a tensor too many": (
+        lambda d: rewrite(d, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)})),
+        "has 1 tensors that no LlamaForCausalLM has, 'model.layers.0.self_attn.q_proj.bias'",
+    ),
+    "no head": (lambda d: rewrite(d, lambda t: t.pop("lm_head.weight")), "no tensor 'lm_head.weight'"),
+    "eight bits": (
+        lambda d: rewrite(d, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.float8_e4m3fn)})),
+        "holds F8_E4M3 tensors",
+    ),
+    "a broken model card": (lambda d: (d / "README.md").write_text("---\na: [\n---\n"), "README.md cannot be read"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
+    "a damaged file": (
+        lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]),
+        "cut off",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_bad_input_is_one_sentence_and_leaves_nothing(folder: Path, what: str) -> None:
+    change, words = WRONG[what]
+    change(folder)
+    out = folder.with_suffix(".gguf")
+    with pytest.raises(LocalspecError) as caught:
+        convert(folder, out)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny-model"]
+
+
+def test_code_of_a_checkpoint_is_not_run(folder: Path) -> None:
+    edit(folder, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    (folder / "modeling.py").write_text("raise SystemExit('run')")
+    converted(folder)
