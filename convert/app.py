@@ -64,12 +64,17 @@ def _progress() -> Iterator[Report]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        stages: dict[str, Any] = {}
+    bar = Progress(*columns, console=Console(stderr=True))
+    stages: dict[str, Any] = {}
 
-        def report(what: str, done: int, total: int) -> None:
-            if what not in stages:
-                stages[what] = bar.add_task(what)
-            bar.update(stages[what], completed=done, total=total or None)
+    def report(what: str, done: int, total: int) -> None:
+        if what not in stages:
+            bar.start()
+            stages[what] = bar.add_task(what)
+        bar.update(stages[what], completed=done, total=total or None)
 
+    try:
         yield report
+    finally:
+        if stages:
+            bar.stop()
