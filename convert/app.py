@@ -70,7 +70,7 @@ def _progress() -> Iterator[Report]:
     def report(what: str, done: int, total: int) -> None:
         if what not in stages:
             bar.start()
-            stages[what] = bar.add_task(what)
+            stages[what] = bar.add_task(what, total=None)
         bar.update(stages[what], completed=done, total=total or None)
 
     try:

@@ -31,7 +31,7 @@ IGNORED = frozenset(
         *("attention_dropout", "output_router_logits", "router_aux_loss_coef", "is_llama_config", "max_window_layers"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "image_token_id", "video_token_id"),
         *("vision_config", "vision_start_token_id", "vision_end_token_id", "language_model_only"),
-        *("unsloth_version", "unsloth_fixed", "unsloth_fixed_mtp", "chat_template", "num_experts_per_token"),
+        *("unsloth_version", "unsloth_fixed", "unsloth_fixed_mtp", "chat_template"),
     )
 )
 

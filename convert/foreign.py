@@ -31,7 +31,7 @@ def convert_with_llama_cpp(
         made = part if direct else plain
         report("Converting with llama.cpp", 0, 0)
         _run(script, folder, made, outtype if direct else precision)
-        report("Converting with llama.cpp", 1, 1)
+        report("Converting with llama.cpp", made.stat().st_size, made.stat().st_size)
         if not direct:
             requantize(plain, part, outtype, report)
         part.replace(out)

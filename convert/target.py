@@ -48,7 +48,7 @@ def convert(
         raise ModelError(f"{folder} is a drafter ({architecture}); use localspec convert drafter, with its --target.")
     if architecture not in FAMILIES:
         raise ModelError(
-            f"{folder} is a {architecture}; localspec converts {', '.join(FAMILIES)}. For others let llama.cpp's own "
+            f"{folder} is a {architecture}; localspec converts {', '.join(FAMILIES)}; for others let llama.cpp's own "
             "convert_hf_to_gguf.py do it: --llama-cpp DIR, the folder of llama.cpp's source that holds it."
         )
     for name in ("metadata", "gguf.vocab"):
@@ -75,8 +75,8 @@ def _check_left(checkpoint: Checkpoint) -> None:
     """Nothing of the checkpoint may be lost unnoticed."""
     if keys := checkpoint.config.left(IGNORED):
         raise ModelError(
-            f"{checkpoint.config.name} has {keys[0]!r} ({len(keys)} such keys), which localspec does not know; it may "
-            "change what the model computes. Remove it if it does not."
+            f"{checkpoint.config.name} has {keys[0]!r} ({len(keys)} such keys), which localspec does not know; "
+            "remove it there if it changes nothing of what the model computes."
         )
     if names := checkpoint.left():
         raise ModelError(

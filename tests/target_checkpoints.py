@@ -126,7 +126,21 @@ FORMS = {
     "llama3": Form(
         "LlamaForCausalLM", "LlamaConfig", {**BASE, "head_dim": 16, "rope_parameters": LLAMA_3_ROPE}, "llama-bpe"
     ),
-    "qwen3": Form("Qwen3ForCausalLM", "Qwen3Config", {**QWEN3, "rope_parameters": YARN}, "qwen2", shard_size="60KB"),
+    "llama_f16": Form(
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        {**BASE, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        "smollm",
+        torch.float16,
+    ),
+    "qwen3": Form(
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {**QWEN3, "rope_parameters": YARN},
+        "qwen2",
+        shard_size="60KB",
+        also={"max_window_layers": 28, "rope_scaling": None, "sliding_window": 4096, "use_sliding_window": False},
+    ),
     "qwen3moe": Form(
         "Qwen3MoeForCausalLM",
         "Qwen3MoeConfig",
@@ -141,7 +155,16 @@ FORMS = {
         "qwen35",
         torch.bfloat16,
         "200KB",
-        {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False, "attn_output_gate": True},
+        {
+            "attn_output_gate": True,
+            "full_attention_interval": 4,
+            "mamba_ssm_dtype": "float32",
+            "mlp_only_layers": [],
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "output_gate_type": "swish",
+            "partial_rotary_factor": 0.5,
+        },
         mtp=True,
     ),
 }
@@ -290,7 +313,7 @@ def run_llama_cpp(llama_cpp: Path) -> Callable[[str, Path], Path]:
         model_class: Any = get_model_class(form.model)
         model_class.get_vocab_base_pre = lambda self, tokenizer: form.pre
         model_class.no_mtp = not form.mtp
-        kind = "MOSTLY_BF16" if form.dtype == torch.bfloat16 else "ALL_F32"
+        kind = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}[form.dtype]
         with torch.inference_mode():
             model_class(folder, theirs.LlamaFileType[kind], out).write()
         return out

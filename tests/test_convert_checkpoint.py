@@ -85,6 +85,13 @@ def test_shards_are_one_checkpoint(folder: Path) -> None:
     np.testing.assert_array_equal(checkpoint.tensor("b"), np.ones((2, 2)))
 
 
+def test_files_of_the_hugging_face_cache_are_links(folder: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(folder / f"blob-{name[0]}")
+        (folder / name).symlink_to(f"blob-{name[0]}")
+    assert Checkpoint(folder).shape("bf16") == (5, 7)
+
+
 def shard(folder: Path) -> dict[str, str]:
     (folder / "model.safetensors").unlink()
     weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
