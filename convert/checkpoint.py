@@ -90,7 +90,7 @@ class Checkpoint:
         self.folder = folder
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is not a checkpoint: it has no config.json; give a model's folder.")
-        self.config = Config(read_json(folder / "config.json"), f"{folder.name}/config.json")
+        self.config = Config(read_json(folder / "config.json"), str(folder / "config.json"))
         self._places = _places(folder)
         self.taken: set[str] = set()
 

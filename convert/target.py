@@ -14,6 +14,7 @@ from localspec.errors import ModelError
 
 from .checkpoint import Checkpoint, origin
 from .families import FAMILIES, IGNORED, family_of
+from .foreign import convert_with_llama_cpp
 from .tokenizer import add_vocabulary
 from .writer import Report, Tensor, check_options, write
 
@@ -30,19 +31,15 @@ def convert(
     """Write the model in `folder` (config.json, tokenizer.json, safetensors) to the GGUF file `out`.
 
     `outtype` is one of `writer.OUTTYPES`, by default the checkpoint's own precision. `llama_cpp`: a folder with
-    llama.cpp's source, whose converter is run for architectures that are not in `families`. Raises ModelError for a
-    checkpoint that is damaged, unknown, or has anything that would be lost; OptionError as `write` does.
+    llama.cpp's source, whose converter is run instead. Raises ModelError for a checkpoint that is damaged, unknown, or
+    has anything that would be lost; OptionError as `write` does.
     """
     check_options(out, outtype or "f32", force=force)
     checkpoint = Checkpoint(folder)
-    architecture = _architecture(checkpoint)
+    architecture, precision = _architecture(checkpoint), checkpoint.precision()
+    outtype = outtype or precision
     if llama_cpp is not None:
-        from .foreign import convert_with_llama_cpp
-
-        kind = outtype or checkpoint.precision()
-        convert_with_llama_cpp(
-            llama_cpp, folder, out, outtype=kind, precision=checkpoint.precision(), progress=progress
-        )
+        convert_with_llama_cpp(llama_cpp, folder, out, outtype=outtype, precision=precision, progress=progress)
         return
     if architecture.startswith("DFlash"):
         raise ModelError(f"{folder} is a drafter ({architecture}); use localspec convert drafter, with its --target.")
@@ -60,8 +57,7 @@ def convert(
         writer.add_key_value(f"{family.arch}.{key}", value, value_type(value))
     add_vocabulary(writer, folder, family.n_vocab, arch=family.arch)
     _check_left(checkpoint)
-    kind, own = outtype or checkpoint.precision(), checkpoint.precision()
-    write(writer, tensors, out, outtype=kind, precision=own, force=force, progress=progress)
+    write(writer, tensors, out, outtype=outtype, precision=precision, force=force, progress=progress)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -87,7 +83,7 @@ def _check_left(checkpoint: Checkpoint) -> None:
 
 def add_metadata(writer: GGUFWriter, folder: Path, tensors: list[Tensor]) -> None:
     """Name, licence, base model and sampling advice from README.md, generation_config.json and the folder's name."""
-    counts = [math.prod(tensor.shape) for tensor in tensors]
+    counts, folder = [math.prod(tensor.shape) for tensor in tensors], folder.absolute()
     try:
         cached = origin(folder)  # there the folder's name is but a revision
         metadata = gguf.Metadata.load(None, folder, cached and cached[0].partition("/")[2], sum(counts))

@@ -56,7 +56,7 @@ def add_vocabulary(writer: GGUFWriter, folder: Path, n_vocab: int, *, arch: str)
 def _add(
     writer: GGUFWriter, folder: Path, n_vocab: int, arch: str, tokenizer: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    where = f"{folder.name}/tokenizer.json"
+    where = str(folder / "tokenizer.json")
     pre, (tokens, types) = _pre_tokenizer(tokenizer, where), _tokens(tokenizer, n_vocab, where)
     ends, template = _ends(tokenizer, where), _chat_template(folder, config)
     special = gguf.SpecialVocab(folder, load_merges=True, n_vocab=n_vocab)
@@ -106,15 +106,14 @@ def _pre_tokenizer(tokenizer: dict[str, Any], where: str) -> str:
             f"{where} splits text in a way localspec does not know ({str(steps)[:200]}); it knows that of "
             f"{', '.join(PRE_TOKENIZERS.values())}, for others use --llama-cpp."
         ) from error
-    normalizer = (tokenizer.get("normalizer") or {"type": None})["type"]
-    wrong = {
-        "normalizer": normalizer not in (None, "NFC"),
-        "ignore_merges": bool(model.get("ignore_merges")) != (name in IGNORES_MERGES),
-        **{key: bool(model.get(key)) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix")},
-    }
-    for key in (key for key, is_wrong in wrong.items() if is_wrong):
-        value = normalizer if key == "normalizer" else model.get(key)
-        raise ModelError(f"{where} has {value!r} as {key!r}, which llama.cpp does not do for {name} tokenizers.")
+    if (normalizer := (tokenizer.get("normalizer") or {}).get("type")) not in (None, "NFC"):
+        raise ModelError(f"{where} normalises text ({normalizer}), which llama.cpp does not do for {name} tokenizers.")
+    off = dict.fromkeys(("dropout", "continuing_subword_prefix", "end_of_word_suffix"), False)
+    for key, on in {"ignore_merges": name in IGNORES_MERGES, **off}.items():
+        if bool(model.get(key)) != on:
+            raise ModelError(
+                f"{where} has {model.get(key)!r} as {key!r}, which llama.cpp does not do for {name} tokenizers."
+            )
     return name
 
 

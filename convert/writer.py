@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
-from localspec.errors import OptionError
+from localspec.errors import ModelError, OptionError
 
 from .shard import Array
 
@@ -150,7 +150,7 @@ def _stream(
     for tensor, kind, size in zip(tensors, kinds, sizes, strict=True):
         before = done
         for part in tensor.parts():
-            data = np.ascontiguousarray(_encode(part, kind))
+            data = _encode(tensor.name, part, kind)
             file.write(data.data)  # unlike `tofile` it says why it failed
             done += data.nbytes
             progress("Converting", done, total)
@@ -159,10 +159,14 @@ def _stream(
         writer.write_padding(file, size)
 
 
-def _encode(part: Array, kind: GGMLQuantizationType) -> Array:
+def _encode(name: str, part: Array, kind: GGMLQuantizationType) -> Array:
     if kind == GGMLQuantizationType.I64:
-        return part.astype(np.int64, copy=False)
-    return gguf.quants.quantize(np.ascontiguousarray(part, np.float32), kind)
+        return np.ascontiguousarray(part, np.int64)
+    with np.errstate(over="ignore"):
+        data: Array = gguf.quants.quantize(np.ascontiguousarray(part, np.float32), kind)
+    if kind == F16 and not np.isfinite(data).all():
+        raise ModelError(f"{name} has values that f16 cannot hold (or that are no numbers); choose --outtype bf16.")
+    return np.ascontiguousarray(data)
 
 
 def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:

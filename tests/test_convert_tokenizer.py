@@ -116,7 +116,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown step": (lambda t: t["pre_tokenizer"]["pretokenizers"].append({"type": "Punctuation"}), "splits text"),
     "a step without type": (lambda t: t.update(pre_tokenizer={"pretokenizers": [3]}), "splits text in a way"),
     "no pre-tokenizer": (lambda t: t.update(pre_tokenizer=None), "splits text in a way"),
-    "lower case": (lambda t: t.update(normalizer={"type": "Lowercase"}), "'Lowercase' as 'normalizer'"),
+    "lower case": (lambda t: t.update(normalizer={"type": "Lowercase"}), "normalises text (Lowercase)"),
     "stripping": (lambda t: t["added_tokens"][0].update(rstrip=True), "'rstrip' on its token '<|begin_of_text|>'"),
     "an id too high": (lambda t: t["added_tokens"][0].update(id=N_VOCAB), "the id 480, but config.json has 480 tokens"),
     "an id that is text": (lambda t: t["added_tokens"][0].update(id="7"), "the id 7"),

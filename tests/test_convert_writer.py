@@ -76,6 +76,14 @@ def test_blocks_are_rounded_as_the_whole_is(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.data, gguf.quants.quantize(MATRIX, GGMLQuantizationType.Q4_1))
 
 
+def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    large = [Tensor.of("a.weight", 1e5 * MATRIX)]
+    with pytest.raises(ModelError, match=r"a\.weight has values that f16 cannot hold .*choose --outtype bf16"):
+        save(tmp_path / "x.gguf", "f16", tensors=large)
+    assert not left(tmp_path)
+    assert abs(values(save(tmp_path / "x.gguf", "bf16", tensors=large)["a.weight"]) / 1e5 - MATRIX).max() < 2e-2
+
+
 def test_progress_ends_at_the_end(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     save(tmp_path / "x.gguf", "f16", progress=lambda *args: seen.append(args))
