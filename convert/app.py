@@ -24,9 +24,14 @@ def convert() -> None:
 def _common(command: Callable[..., Any]) -> Callable[..., Any]:
     """What both commands take."""
     command = click.option("--force", is_flag=True, help="Overwrite an existing file.")(command)
-    command = click.option("--outtype", metavar="TYPE", help=TYPES)(command)
+    command = click.option("--outtype", metavar="TYPE", callback=_lower, help=TYPES)(command)
     command = click.option("-o", "--out", type=PATH, required=True, help="GGUF file to write.")(command)
     return click.argument("folder", type=PATH)(command)
+
+
+def _lower(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Types are written Q4_K_M as often as q4_k_m."""
+    return value and value.lower()
 
 
 @convert.command()

@@ -51,9 +51,9 @@ class Config:
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A number that a float32 holds."""
         value = self.get(key, _REQUIRED if default is None else default)
-        if type(value) not in (int, float) or not abs(value) < float("inf"):
+        if type(value) not in (int, float) or not abs(value) < 3e38:
             raise ModelError(f"{self.name} has {value!r} as {key!r}; a number belongs there.")
         return float(value)
 

@@ -65,6 +65,8 @@ class Family:
             raise ModelError(f"{self.config.name} claims {self.n_layer:,} layers; llama.cpp takes up to {MAX_LAYERS}.")
         if self.n_head % self.n_head_kv:
             raise ModelError(f"{self.config.name} has {self.n_head} heads for {self.n_head_kv} key-value heads.")
+        if self.rope_theta <= 0:
+            raise ModelError(f"{self.config.name} has {self.rope_theta} as 'rope_theta'; it must be above 0.")
         self.config.only("hidden_act", "silu", "swish")
         for key in ("attention_bias", "mlp_bias", "rope_interleaved", "use_sliding_window"):
             self.config.only(key, False)
@@ -234,11 +236,7 @@ class Qwen3(Family):
 
     def _refuse(self) -> None:
         super()._refuse()
-        kinds = self.config.get("layer_types", ["full_attention"])
-        if set(kinds) != {"full_attention"}:
-            raise ModelError(
-                f"{self.config.name} has layers of type {sorted(set(kinds))}; {self.arch} only attends fully."
-            )
+        self._layer_types(["full_attention"] * self.n_layer, "full_attention")
 
     def attention(self) -> Items:
         yield from super().attention()
@@ -336,6 +334,8 @@ class Qwen35(Qwen3):
 
     def keys(self) -> dict[str, Any]:
         share = self.rope.real("partial_rotary_factor", self.config.real("partial_rotary_factor", 0.25))
+        if not 0 < share <= 1:
+            raise ModelError(f"{self.rope.name} has {share} as 'partial_rotary_factor'; it must be above 0, at most 1.")
         sections = self.rope.get("mrope_section", [11, 11, 10])
         if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections):
             raise ModelError(f"{self.rope.name} has {sections!r} as 'mrope_section'; whole numbers belong there.")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 
 from localspec.errors import ModelError, OptionError
 
@@ -93,6 +94,9 @@ def write(
     OptionError as `check_options` does, and for a disk that is full or not writable; nothing is left behind then.
     """
     check_options(out, outtype, force=force)
+    for name, entry in writer.kv_data[0].items():
+        if not _fits(entry.value, entry.type):
+            raise ModelError(f"{name} would be {str(entry.value)[:200]!r}, which no {entry.type.name} holds; mend it.")
     progress = progress or (lambda what, done, total: None)
     with parts(out) as (part, plain):
         if outtype in PLAIN:
@@ -101,6 +105,20 @@ def write(
             _write_plain(writer, tensors, plain, precision, 1.5, progress)
             requantize(plain, part, outtype, progress)
         part.replace(out)
+
+
+def _fits(value: Any, kind: GGUFValueType) -> bool:
+    """What README.md and generation_config.json say goes through gguf unchecked."""
+    match kind:
+        case GGUFValueType.STRING:
+            return isinstance(value, str | bytes)
+        case GGUFValueType.FLOAT32:
+            return type(value) in (int, float) and abs(value) < 3e38
+        case GGUFValueType.INT32:
+            return isinstance(value, int) and abs(value) < 1 << 31
+        case GGUFValueType.ARRAY if isinstance(value, list | tuple) and isinstance(value[0], str | bytes | int | float):
+            return all(_fits(item, GGUFValueType.get_type(value[0])) for item in value)
+    return kind != GGUFValueType.ARRAY
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def call(*arguments: str | Path) -> Result:
 
 def test_the_answer_is_the_path(folder: Path) -> None:
     out = folder.with_suffix(".gguf")
-    done = call("target", folder, "-o", out, "--outtype", "q8_0")
+    done = call("target", folder, "-o", out, "--outtype", "Q8_0")
     assert (done.exit_code, done.stdout) == (0, f"{out}\n")
     assert "Converting" in done.stderr
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}

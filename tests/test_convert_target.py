@@ -334,6 +334,18 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds F8_E4M3 tensors",
     ),
     "a broken model card": (lambda d: (d / "README.md").write_text("---\na: [\n---\n"), "README.md cannot be read"),
+    "a model card of numbers": (
+        lambda d: (d / "README.md").write_text("---\nlicense: 5\n---\n"),
+        "general.license would be '5', which no STRING holds",
+    ),
+    "a temperature that is text": (
+        lambda d: (d / "generation_config.json").write_text('{"temperature": "hot"}'),
+        "general.sampling.temp would be 'hot', which no FLOAT32 holds",
+    ),
+    "a rope without base": (
+        lambda d: edit(d, rope_parameters=target_checkpoints.LLAMA_3_ROPE | {"rope_theta": -1}),
+        "-1.0 as",
+    ),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "a damaged file": (
         lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]),
