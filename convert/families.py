@@ -43,30 +43,34 @@ class Family:
     """
 
     arch: str
+    usual_theta = 0.0  # of the rope where config.json is silent; 0: it must not be
     ropes: tuple[str, ...] = ("default", "linear", "yarn")
 
     def __init__(self, checkpoint: Checkpoint, text: Config, root: str = "model.") -> None:
         self.checkpoint, self.config, self.root = checkpoint, text, root
         self.n_vocab, self.n_embd = text.whole("vocab_size"), text.whole("hidden_size")
         self.n_layer, self.n_ff = text.whole("num_hidden_layers"), text.whole("intermediate_size")
-        self.n_head = text.whole("num_attention_heads")
+        self.n_head, self.n_ctx = text.whole("num_attention_heads"), text.whole("max_position_embeddings")
         self.n_head_kv = text.whole("num_key_value_heads", self.n_head)
         self.head_dim = text.whole("head_dim", self.n_embd // max(self.n_head, 1))
         self.rope = text.section("rope_parameters" if "rope_parameters" in text else "rope_scaling")
-        self.rope_theta = self.rope.real("rope_theta", text.real("rope_theta", 10000.0))
+        self.rope_theta = self.rope.real("rope_theta", text.real("rope_theta", self.usual_theta))
         self.rope_type = self.rope.get("rope_type", self.rope.get("type", "default"))
         self._refuse()
 
     def _refuse(self) -> None:
         """ModelError for what llama.cpp's graph cannot do."""
-        if 0 in (self.n_vocab, self.n_embd, self.n_layer, self.n_ff, self.n_head, self.n_head_kv, self.head_dim):
-            raise ModelError(f"{self.config.name} describes a model without layers, width or heads.")
+        sizes = (self.n_vocab, self.n_embd, self.n_layer, self.n_ff, self.n_head, self.n_head_kv, self.head_dim)
+        if 0 in (*sizes, self.n_ctx):
+            raise ModelError(f"{self.config.name} describes a model without layers, width, heads or context.")
         if self.n_layer > MAX_LAYERS:
             raise ModelError(f"{self.config.name} claims {self.n_layer:,} layers; llama.cpp takes up to {MAX_LAYERS}.")
         if self.n_head % self.n_head_kv:
             raise ModelError(f"{self.config.name} has {self.n_head} heads for {self.n_head_kv} key-value heads.")
         if self.rope_theta <= 0:
-            raise ModelError(f"{self.config.name} has {self.rope_theta} as 'rope_theta'; it must be above 0.")
+            raise ModelError(
+                f"{self.config.name} has {self.rope_theta} as 'rope_theta'; a number above 0 belongs there."
+            )
         self.config.only("hidden_act", "silu", "swish")
         for key in ("attention_bias", "mlp_bias", "rope_interleaved", "use_sliding_window"):
             self.config.only(key, False)
@@ -94,7 +98,7 @@ class Family:
         config.get("sliding_window", 0)  # means nothing while use_sliding_window is off
         keys: dict[str, Any] = {
             "block_count": self.n_layer,
-            "context_length": config.whole("max_position_embeddings"),
+            "context_length": self.n_ctx,
             "embedding_length": self.n_embd,
             "feed_forward_length": self.n_ff,
             "attention.head_count": self.n_head,
@@ -110,6 +114,8 @@ class Family:
         if self.rope_type not in ("linear", "yarn"):
             return {}
         keys = {"rope.scaling.type": self.rope_type, "rope.scaling.factor": self.rope.real("factor")}
+        if keys["rope.scaling.factor"] <= 0:
+            raise ModelError(f"{self.rope.name} has {self.rope.real('factor')} as 'factor'; it must be above 0.")
         if self.rope_type == "yarn":
             n_ctx = self.config.whole("original_max_position_embeddings", 0)
             keys["rope.scaling.original_context_length"] = self.rope.whole("original_max_position_embeddings", n_ctx)
@@ -132,10 +138,13 @@ class Family:
         shape, embeddings = (self.n_vocab, self.n_embd), f"{self.root}embed_tokens.weight"
         yield self.tensor(embeddings, "token_embd.weight", shape)
         yield self.tensor(f"{self.root}norm.weight", "output_norm.weight", (self.n_embd,), self.norm)
-        tied = self.checkpoint.config.get("tie_word_embeddings", self.config.get("tie_word_embeddings", False))
-        if not tied:
+        key, outer = "tie_word_embeddings", self.checkpoint.config
+        self.config.only(key, False, True)
+        outer.only(key, False, True)
+        if not outer.get(key, self.config.get(key, False)):
             yield self.tensor("lm_head.weight", "output.weight", shape)
         elif "lm_head.weight" in self.checkpoint:
+            self.expect("lm_head.weight", shape)
             self._check_tied(embeddings)
 
     def _check_tied(self, embeddings: str) -> None:
@@ -195,6 +204,7 @@ class Llama(Family):
     """LlamaForCausalLM: SmolLM2, Llama 3."""
 
     arch = "llama"
+    usual_theta = 10000.0
     ropes = ("default", "linear", "yarn", "llama3")
 
     def keys(self) -> dict[str, Any]:
@@ -254,6 +264,7 @@ class Qwen3Moe(Qwen3):
         self.n_expert = text.whole("num_experts" if "num_experts" in text else "num_local_experts")
         self.n_ff_expert = text.whole("moe_intermediate_size")
         text.only("norm_topk_prob", True)
+        text.get("norm_topk_prob")  # false where it is absent
         text.only("decoder_sparse_step", 1)
         text.only("mlp_only_layers", [])
 
@@ -336,9 +347,12 @@ class Qwen35(Qwen3):
         share = self.rope.real("partial_rotary_factor", self.config.real("partial_rotary_factor", 0.25))
         if not 0 < share <= 1:
             raise ModelError(f"{self.rope.name} has {share} as 'partial_rotary_factor'; it must be above 0, at most 1.")
-        sections = self.rope.get("mrope_section", [11, 11, 10])
-        if not isinstance(sections, list) or not all(type(n) is int and n >= 0 for n in sections):
-            raise ModelError(f"{self.rope.name} has {sections!r} as 'mrope_section'; whole numbers belong there.")
+        n_rot, sections = int(self.head_dim * share), self.rope.get("mrope_section", [11, 11, 10])
+        whole = isinstance(sections, list) and all(type(n) is int and n >= 0 for n in sections)
+        if not whole or len(sections) > 4 or 2 * sum(sections) != n_rot:
+            raise ModelError(
+                f"{self.rope.name} has {sections!r} as 'mrope_section' for {n_rot // 2} pairs of dimensions."
+            )
         n_nextn = {"nextn_predict_layers": self.n_mtp} if self.n_mtp else {}
         recurrent = [kind == "linear_attention" for kind in self.kinds] + [False] * self.n_mtp
         return (
@@ -346,8 +360,8 @@ class Qwen35(Qwen3):
             | n_nextn
             | {
                 "block_count": self.n_layer + self.n_mtp,
-                "rope.dimension_count": int(self.head_dim * share),
-                "rope.dimension_sections": [*sections, 0][:4],
+                "rope.dimension_count": n_rot,
+                "rope.dimension_sections": [*sections, 0, 0, 0, 0][:4],
                 "full_attention_interval": self.config.whole("full_attention_interval", 4),
                 "attention.recurrent_layers": recurrent,
                 "ssm.conv_kernel": self.n_taps,

@@ -17,7 +17,7 @@ import target_checkpoints
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from target_checkpoints import FORMS, INEXACT, summary, write_checkpoint
+from target_checkpoints import FORMS, INEXACT, QWEN35, summary, write_checkpoint
 from transformers import AutoTokenizer
 
 from localspec.convert.target import convert
@@ -317,7 +317,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "another activation": (lambda d: edit(d, hidden_act="gelu"), "'gelu' as 'hidden_act'"),
     "a missing key": (lambda d: edit(d, rms_norm_eps=None), "has no 'rms_norm_eps'"),
     "a key of another kind": (lambda d: edit(d, hidden_size="64"), "'64' as 'hidden_size'"),
-    "no heads": (lambda d: edit(d, num_attention_heads=0), "without layers, width or heads"),
+    "no heads": (lambda d: edit(d, num_attention_heads=0), "without layers, width, heads or context"),
     "heads that do not divide": (lambda d: edit(d, num_attention_heads=5), "5 heads for 2 key-value heads"),
     "too many layers": (lambda d: edit(d, num_hidden_layers=1 << 30), "claims 1,073,741,824 layers"),
     "one layer more": (lambda d: edit(d, num_hidden_layers=3), "no tensor 'model.layers.2.input_layernorm.weight'"),
@@ -346,12 +346,48 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: edit(d, rope_parameters=target_checkpoints.LLAMA_3_ROPE | {"rope_theta": -1}),
         "-1.0 as",
     ),
+    "a word for a truth value": (lambda d: edit(d, tie_word_embeddings="no"), "'no' as 'tie_word_embeddings'"),
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "a damaged file": (
         lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]),
         "cut off",
     ),
 }
+
+
+QWEN_WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "experts without norm": ("qwen3moe", {"norm_topk_prob": False}, "False as 'norm_topk_prob'"),
+    "experts without a word on it": ("qwen3moe", {"norm_topk_prob": None}, "has no 'norm_topk_prob'"),
+    "dense layers among them": ("qwen3moe", {"mlp_only_layers": [0]}, "[0] as 'mlp_only_layers'"),
+    "sliding layers": ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "as 'layer_types'"),
+    "layer types of another model": ("qwen35", {"layer_types": ["full_attention"]}, "it takes 4 of"),
+    "layer types that are none": ("qwen35", {"layer_types": [3, [], None, 1]}, "as 'layer_types'"),
+    "an attention for a delta net": (
+        "qwen35",
+        {"layer_types": ["full_attention"] * 4},
+        "no tensor 'model.layers.0.self",
+    ),
+    "no gate": ("qwen35", {"attn_output_gate": False}, "False as 'attn_output_gate'"),
+    "values of another width": ("qwen35", {"linear_value_head_dim": 16}, "16 as 'linear_value_head_dim'"),
+    "heads that do not divide": ("qwen35", {"linear_num_value_heads": 3}, "3 value heads for 2 key heads"),
+    "no base for the rope": ("qwen3", {"rope_parameters": {"rope_type": "default"}}, "0.0 as 'rope_theta'"),
+    "a factor of nothing": ("qwen3", {"rope_parameters": target_checkpoints.YARN | {"factor": 0}}, "0.0 as 'factor'"),
+    "sections that do not add up": (
+        "qwen35",
+        {"rope_parameters": QWEN35["rope_parameters"] | {"mrope_section": [3, 3, 3]}},
+        "[3, 3, 3] as 'mrope_section' for 8 pairs",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", QWEN_WRONG)
+def test_what_llama_cpp_cannot_compute_is_named(tmp_path: Path, what: str) -> None:
+    form, changes, words = QWEN_WRONG[what]
+    write_checkpoint(form, tmp_path / "tiny-model")
+    edit(tmp_path / "tiny-model", **changes)
+    with pytest.raises(ModelError) as caught:
+        converted(tmp_path / "tiny-model")
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("what", WRONG)
