@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec import __version__
+from localspec.convert.app import convert
 from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
@@ -434,6 +435,8 @@ def distill(**values: Any) -> None:
     )
     click.echo(path)
 
+
+main.add_command(convert)
 
 if __name__ == "__main__":
     main()

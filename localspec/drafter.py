@@ -54,8 +54,8 @@ class Drafter:
             self.context.decode(block, self.n_past, output=False)
             pool = lattice.unpack(self.context.lattice_rows(n)[1:], self.top_k)
         else:
-            self.context.decode(block, self.n_past, output=(np.arange(n) > 0).astype(np.int8))
-            pool = lattice.from_logits(self.context.logits(n_slots), POOL)
+            self.context.decode(block, self.n_past)  # all of it: the graph of `dflash` does not leave rows out
+            pool = lattice.from_logits(self.context.logits(n)[1:], POOL)
         self.context.remove(self.n_past)  # the noise block
         return pool
 

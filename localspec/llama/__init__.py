@@ -3,7 +3,7 @@
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, Sequences, default_threads
 from localspec.llama.device import Device, devices
-from localspec.llama.header import Header, TensorInfo, read_header, with_shards
+from localspec.llama.header import Header, TensorInfo, read_header, read_typed, with_shards
 from localspec.llama.model import Model, Vocab, knows_architecture, quantize
 from localspec.llama.selftest import safe_to_repack
 
@@ -22,6 +22,7 @@ __all__ = [
     "knows_architecture",
     "quantize",
     "read_header",
+    "read_typed",
     "safe_to_repack",
     "set_verbose",
     "system_info",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,33 @@ def with_shards(header: Header) -> Header:
     for path in others:
         tensors |= read_header(path, vocabulary=False).tensors
     return replace(header, tensors=tensors)
+
+
+def read_typed(path: str | os.PathLike[str], prefix: str) -> Iterator[tuple[str, int, int | None, Any]]:
+    """The keys that begin with `prefix`, to be copied: name, GGUF type, type of an array's elements, value.
+
+    Texts come as bytes. Meant for a file that `read_header` has accepted; 0.5 s for a vocabulary of 250,000.
+    """
+    ctx = _lib.gguf_init_from_file(os.fsencode(path), _InitParams(True, None))
+    if not ctx:
+        raise ModelError(f"the header of {path} is damaged ({Log.reason()}); download the file again.")
+    try:
+        for index in range(_lib.gguf_get_n_kv(ctx)):
+            key = _lib.gguf_get_key(ctx, index).decode("utf-8", "replace")
+            if key.startswith(prefix):
+                yield key, *_typed(ctx, index)
+    finally:
+        _lib.gguf_free(ctx)
+
+
+def _typed(ctx: int, index: int) -> tuple[int, int | None, Any]:
+    kind = _lib.gguf_get_kv_type(ctx, index)
+    if kind == _STRING:
+        return kind, None, _lib.gguf_get_val_str(ctx, index)
+    if kind != _ARRAY:
+        return kind, None, _SCALARS[kind].from_address(_lib.gguf_get_val_data(ctx, index)).value
+    element, n = _lib.gguf_get_arr_type(ctx, index), _lib.gguf_get_arr_n(ctx, index)
+    if element == _STRING:
+        return kind, element, [_lib.gguf_get_arr_str(ctx, index, i) for i in range(n)]
+    data = _lib.gguf_get_arr_data(ctx, index)
+    return kind, element, list((_SCALARS[element] * n).from_address(data)) if n else []

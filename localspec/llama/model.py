@@ -159,18 +159,20 @@ def knows_architecture(arch: str) -> bool:
     return "unknown model architecture" not in Log.reason()
 
 
-_FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "bf16": 32}
-
-
 def quantize(source: str | os.PathLike[str], destination: str | os.PathLike[str], encoding: str) -> None:
-    """Re-encode a GGUF file with llama.cpp's quantiser (`encoding`: f16, bf16, q8_0, q4_0 or q4_1).
+    """Re-encode a GGUF file with llama.cpp's quantiser (`encoding`: f16, bf16, q8_0, q4_0, q4_k_m ...).
 
     Raises ModelError when llama.cpp refuses, OSError never: the caller checks disk space.
     """
-    if encoding not in _FILE_TYPES:
-        raise ModelError(f"cannot encode as {encoding!r}; choose one of {', '.join(_FILE_TYPES)}.")
+    import gguf
+
+    file_type = gguf.LlamaFileType.__members__.get(f"MOSTLY_{encoding.upper()}")
+    if file_type is None:
+        raise ModelError(
+            f"cannot encode as {encoding!r}; choose f16, bf16, q8_0, q4_0, q4_k_m or another of llama.cpp's."
+        )
     params = C.llama_model_quantize_default_params()
-    params.ftype = _FILE_TYPES[encoding]
+    params.ftype = file_type
     params.allow_requantize = True
     Log.clear()
     status = C.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params))
