@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import BackendError
+from localspec.llama import partner
 from localspec.llama.binding import C, Log, ext
 from localspec.llama.model import Model
 
@@ -177,7 +178,8 @@ class Context:
         self._send(self._rows.place(n, _positions(pos, n), 0, False))
 
     def _send(self, batch: Any) -> None:
-        status = C.llama_decode(self.pointer, batch)
+        pointer = self.pointer
+        status = partner.run(lambda: C.llama_decode(pointer, batch))
         if status != 0:
             why = {1: "its memory is full", 2: "it was aborted"}.get(status, f"status {status}")
             raise BackendError(f"llama.cpp could not decode {batch.n_tokens} tokens: {why}.")
