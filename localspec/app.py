@@ -83,6 +83,9 @@ model_options = options(
     click.option("-ngld", "--gpu-layers-draft", type=layers, help="Drafter layers on the GPU (default: as -ngl)."),
     click.option("-c", "--ctx-size", type=int, help="Context in tokens (default: what fits, usually 8192)."),
     click.option("-t", "--threads", type=int, help="CPU threads (default: physical cores)."),
+    click.option(
+        "--think/--no-think", default=None, help="Think before answering (default: as the drafter was trained)."
+    ),
     click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 
@@ -131,6 +134,7 @@ def _load(values: dict[str, Any], *, drafting: bool = True) -> Pair:
             gpu_layers=values["gpu_layers"],
             draft_gpu_layers=values["gpu_layers_draft"],
             n_threads=values["threads"],
+            thinking=values["think"],
             explain=terminal.note if values["verbose"] else None,
         )
 

@@ -99,6 +99,7 @@ class Pair:
         gpu_layers: int = -1,
         draft_gpu_layers: int | None = None,
         n_threads: int | None = None,
+        thinking: bool | None = None,
     ) -> None:
         head, draft_head = _check_files(target, drafter)
         self.target_path, self.drafter_path, self.n_ctx = target, drafter, n_ctx
@@ -116,7 +117,7 @@ class Pair:
             raise
         self.drafting = _drafting(draft_head, speaker)
         self.vocab, source = speaker.model.vocab, speaker.model.chat_template
-        self.template = ChatTemplate(source, self.vocab) if source else None
+        self.template = ChatTemplate(source, self.vocab, thinking=thinking) if source else None
 
     def _load_target(self, head: Header, draft_head: Header | None, gpu_layers: int) -> Target:
         model = self._keep(Model(head.path, gpu_layers=gpu_layers))
@@ -318,14 +319,16 @@ def load(
     gpu_layers: int | None = None,
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
+    thinking: bool | None = None,
     explain: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
     target) or two GGUF files (`load(target=…, draft=…)`).
 
     `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
-    (negative: all) are by default what fits into memory, see `fit.settle`. `explain` is called with the memory plan, a
-    table, before anything is loaded. Raises ModelError, PairError, OptionError (also for what does not fit),
+    (negative: all) are by default what fits into memory, see `fit.settle`. `thinking` switches a model that can think
+    on or off; by default a named pair does what its drafter was trained for, any other what its template does by
+    itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError, PairError, OptionError (also for what does not fit),
     MissingError (run `localspec pull`), BackendError.
     """
     check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
@@ -339,6 +342,8 @@ def load(
 
         entry = models.get(pair or models.DEFAULT)
         target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
+        if thinking is None and entry.thinking in ("on", "off"):
+            thinking = entry.thinking == "on"
     else:
         target_path, drafter_path = Path(target), Path(draft) if draft else None
     heads = _check_files(target_path, drafter_path)
@@ -360,4 +365,5 @@ def load(
         gpu_layers=plan.gpu_layers,
         draft_gpu_layers=plan.draft_gpu_layers,
         n_threads=n_threads,
+        thinking=thinking,
     )

@@ -26,11 +26,13 @@ class ChatTemplate:
 
     Special tokens are parsed in what the template writes, never in what a user wrote: each text such as
     `<|im_end|>` inside a message is marked before rendering and tokenised as plain text after it.
+    `thinking` is what the template is told as `enable_thinking`; None leaves that to the template.
     Raises TemplateError when the source does not parse.
     """
 
-    def __init__(self, source: str, vocab: Vocab) -> None:
+    def __init__(self, source: str, vocab: Vocab, *, thinking: bool | None = None) -> None:
         self.vocab = vocab
+        self._variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -48,6 +50,7 @@ class ChatTemplate:
         With `generate` it ends where the assistant's answer begins. Raises TemplateError when the template refuses
         the messages (unknown role, two user turns in a row, …).
         """
+        variables = self._variables | variables
         variables["messages"] = [self._guarded(message) for message in messages]
         for name, token in (("bos_token", self.vocab.bos), ("eos_token", self.vocab.eos)):
             variables[name] = self.vocab.text(token) if token >= 0 else ""

@@ -36,6 +36,12 @@ def tokens_of(model: Model, messages: list[dict[str, str]], source: str = tiny.C
 # --- the template
 
 
+@pytest.mark.parametrize(("thinking", "told"), [(None, "no word"), (True, "True"), (False, "False")])
+def test_the_template_is_told_whether_to_think(model: Model, thinking: bool | None, told: str) -> None:
+    source = "{{ enable_thinking if enable_thinking is defined else 'no word' }}"
+    assert ChatTemplate(source, model.vocab, thinking=thinking).render([USER]) == told
+
+
 def test_a_conversation_becomes_the_tokens_of_its_template(model: Model) -> None:
     messages = [{"role": "system", "content": "be the sea"}, USER, {"role": "assistant", "content": "in it"}, USER]
     written = (
