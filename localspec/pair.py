@@ -328,8 +328,8 @@ def load(
     `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
     (negative: all) are by default what fits into memory, see `fit.settle`. `thinking` switches a model that can think
     on or off; by default a named pair does what its drafter was trained for, any other what its template does by
-    itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError, PairError, OptionError (also for what does not fit),
-    MissingError (run `localspec pull`), BackendError.
+    itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError, PairError,
+    OptionError (also for what does not fit), MissingError (run `localspec pull`), BackendError.
     """
     check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
     check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
