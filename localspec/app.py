@@ -89,13 +89,17 @@ model_options = options(
     click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 
-draft_options = options(
+path_options = options(
     click.option("--draft-max", type=int, help="Most tokens drafted a round (0: none)."),
+    click.option(
+        "--path", metavar="WAY", help="How to draft: auto (what pays), ngram, greedy, expected, tree, sampled."
+    ),
+)
+
+draft_options = options(
+    path_options,
     click.option("--draft-min", type=int, help="Fewest tokens drafted a round, even where they do not pay."),
     click.option("--draft-p-min", type=float, help="Draft no token less likely than this."),
-    click.option(
-        "--path", help="How to choose from the drafter's pool: auto (what pays), greedy, expected, tree, sampled."
-    ),
 )
 
 sampling_options = options(
@@ -228,10 +232,10 @@ prompt_options = options(
 
 @main.command()
 @model_options
-@draft_options
+@path_options
 @prompt_options
 def check(**values: Any) -> None:
-    """Prove the output: every prompt with and without the drafter, token by token.
+    """Prove the output: every prompt with and without the drafter, token by token (whole greedy chains, or --path).
 
     Where the two differ, the plain decoder's two best logits are printed; a difference counts as a near-tie only if
     they lie within 1 % of each other. Exit status 0 only if nothing else differs.
