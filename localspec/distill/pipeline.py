@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from localspec.distill.synthesise import synthesise
 from localspec.errors import BackendError, MissingError
@@ -44,11 +45,31 @@ def distill(
         raise MissingError("training needs torch, which is not installed; run: pip install 'localspec[distill]'")
     data, run, drafter = folder / "data", folder / "run", folder / "drafter.gguf"
     synthesise(target, data, n_tokens=n_tokens, n_slots=n_slots, prompts=prompts, seed=seed, n_threads=n_threads)
-    settings = {"hours": hours, "layers": n_layers, "block": block_size, "rows": vocab_size, "seed": seed}
-    options = [f"--{name}={value}" for name, value in settings.items()]
-    options += ["--no-compile"] * (hours < WORTH_COMPILING)
-    command = [sys.executable, "-m", "localspec.distill.train", str(data), str(target), f"--out={run}", *options]
-    if subprocess.run(command, env=os.environ | KEEP_MEMORY, check=False).returncode:
-        raise BackendError(f"training stopped; what it had reached is in {run}: run the same command to go on.")
-    shutil.copyfile(run / "drafter.gguf", drafter)
+    shape = {"n_layers": n_layers, "block_size": block_size, "n_rows": vocab_size}
+    options = {"hours": hours, "seed": seed, "compile": hours >= WORTH_COMPILING}
+    train(target, data, run, shape, options)
+    export_run(target, data, run, drafter)
     return drafter
+
+
+def train(target: Path, data: Path, run: Path, shape: dict[str, Any], options: dict[str, Any]) -> None:
+    """Train in a child process, which ends with this one."""
+    order = {"target": str(target), "data": str(data), "run": str(run), "shape": shape, "options": options}
+    command = [sys.executable, "-m", "localspec.distill.train"]
+    with subprocess.Popen(command, env=os.environ | KEEP_MEMORY, stdin=subprocess.PIPE, text=True) as child:
+        assert child.stdin
+        child.stdin.write(json.dumps(order) + "\n")
+        child.stdin.flush()
+        status = child.wait()
+    if status:
+        raise BackendError(f"training stopped; what it had reached is in {run}: run the same command to go on.")
+
+
+def export_run(target: Path, data: Path, run: Path, path: Path) -> None:
+    from localspec.distill.export import export, provenance
+    from localspec.distill.start import TargetFile
+    from localspec.distill.store import read
+    from localspec.distill.train import Trained
+
+    trained, file = Trained.read(run), TargetFile(target)
+    export(trained.drafter(file), target, path, provenance=provenance(trained, read(data), file))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -92,6 +92,15 @@ class Data:
     tokens: Ids  # [n_tokens]
     features: Halves  # [n_tokens, n_layers * n_embd]
     candidates: NDArray[np.void]  # CANDIDATES [n_tokens]
+
+    def rows(self, where: slice | NDArray[np.int64], layers: Sequence[int]) -> Halves:
+        """Features of some tokens at some of the collected layers, [n, len(layers) * n_embd]."""
+        found = self.features[where]
+        if tuple(layers) == self.meta.layers:
+            return found
+        planes = found.reshape(len(found), len(self.meta.layers), -1)
+        picked: Halves = planes[:, [self.meta.layers.index(layer) for layer in layers]].reshape(len(found), -1)
+        return picked
 
 
 def read(folder: Path) -> Data:
