@@ -2,7 +2,7 @@
 
 A folder holds
 
-    meta.json     whose work it is: target, target_sha256, n_embd, layers, n_vocab
+    meta.json     whose work it is: target, target_sha256, n_embd, layers, n_vocab, tokenizer_sha256 (where known)
     tokens.bin    int32, all chats one after the other
     features.bin  float16 [n_tokens, n_layers * n_embd]: row i is what the target's `layers` were
                   given when token i was decoded, layer after layer
@@ -10,6 +10,8 @@ A folder holds
                   where it was asked
     chats.jsonl   a line a chat: `start` (row), `n` (rows), `questions` and `answers` (spans
                   [from, to) inside the chat) and figures; written last, so a line vouches for its rows
+
+A folder without `layers` holds text alone: tokens and chats, for `collect` to fill in the rest elsewhere.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class Meta:
     n_embd: int
     layers: tuple[int, ...]
     n_vocab: int
+    tokenizer_sha256: str = ""  # of the token texts; empty in folders of earlier versions
 
     @property
     def width(self) -> int:
@@ -59,7 +62,9 @@ class Meta:
     @property
     def files(self) -> dict[str, int]:
         """The files with a row per token, and the bytes of one."""
-        return {"tokens.bin": 4, "features.bin": 2 * self.width, "candidates.bin": CANDIDATES.itemsize}
+        text = {"tokens.bin": 4}
+        rest = {"features.bin": 2 * self.width, "candidates.bin": CANDIDATES.itemsize}
+        return text | rest if self.layers else text
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,18 @@ class ChatRecord:
 
 
 @dataclass(frozen=True)
-class Data:
-    """A folder opened for reading; the arrays are memory maps."""
+class Text:
+    """The chats of a folder; `tokens` [n_tokens] is a memory map."""
 
     meta: Meta
     chats: list[ChatRecord]
-    tokens: Ids  # [n_tokens]
+    tokens: Ids
+
+
+@dataclass(frozen=True)
+class Data(Text):
+    """A folder opened for reading; the arrays are memory maps."""
+
     features: Halves  # [n_tokens, n_layers * n_embd]
     candidates: NDArray[np.void]  # CANDIDATES [n_tokens]
 
@@ -103,19 +114,26 @@ class Data:
         return picked
 
 
-def read(folder: Path) -> Data:
-    """Open what is finished so far, also while a writer is at work. Raises MissingError if nothing is."""
+def read_text(folder: Path) -> Text:
+    """Open the chats finished so far, also while a writer is at work. Raises MissingError if there are none."""
     chats = _read_chats(folder)
     if not chats:
         raise MissingError(f"{folder} holds no finished chats yet; run the synthesis first.")
-    meta = _read_meta(folder)
     n = chats[-1].start + chats[-1].n
+    return Text(_read_meta(folder), chats, np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)))
+
+
+def read(folder: Path) -> Data:
+    """Open chats with features and candidates, else as `read_text`. Raises MissingError if it holds text alone."""
+    text = read_text(folder)
+    n, width = len(text.tokens), text.meta.width
+    for name in ("features.bin", "candidates.bin"):
+        if not (folder / name).exists():
+            raise MissingError(f"{folder} holds text without {name}; collect what is missing with --chats {folder}.")
     return Data(
-        meta,
-        chats,
-        np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)),
-        np.memmap(folder / "features.bin", np.float16, "r", shape=(n, meta.width)),
-        np.memmap(folder / "candidates.bin", CANDIDATES, "r", shape=(n,)),
+        **vars(text),
+        features=np.memmap(folder / "features.bin", np.float16, "r", shape=(n, width)),
+        candidates=np.memmap(folder / "candidates.bin", CANDIDATES, "r", shape=(n,)),
     )
 
 
@@ -166,8 +184,9 @@ class Store:
         assert features.shape == (len(tokens), self.meta.width)
         assert candidates.shape == tokens.shape
         chat = ChatRecord(self.n_tokens, len(tokens), tuple(questions), tuple(answers), figures)
-        for file, data in zip(self._rows, (tokens, features, candidates), strict=True):
-            file.write(np.ascontiguousarray(data).view(np.uint8).data)
+        rows: dict[str, NDArray[Any]] = {"tokens.bin": tokens, "features.bin": features, "candidates.bin": candidates}
+        for name, file in self._rows.items():
+            file.write(np.ascontiguousarray(rows[name]).view(np.uint8).data)
             file.flush()
         self._lines.write(chat.to_json() + "\n")
         self._lines.flush()
@@ -183,7 +202,7 @@ class Store:
             part.replace(path)
             return
         theirs, ours = asdict(_read_meta(self.folder)), asdict(self.meta)
-        differs = [key for key in ours if key != "target" and theirs[key] != ours[key]]
+        differs = [key for key in ours if key != "target" and theirs[key] != "" and theirs[key] != ours[key]]
         if differs:
             key = differs[0]
             raise OptionError(
@@ -193,18 +212,18 @@ class Store:
 
     def _open(self) -> None:
         """Cut off what a killed writer left behind the last finished chat, then append."""
-        self._rows: list[IO[bytes]] = []
+        self._rows: dict[str, IO[bytes]] = {}
         for name, row_bytes in self.meta.files.items():
             file = (self.folder / name).open("ab")
             file.truncate(row_bytes * self.n_tokens)
-            self._rows.append(file)
+            self._rows[name] = file
         path = self.folder / "chats.jsonl"
         if path.exists():  # a line cut short by the kill
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._lines = path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        for file in self._rows:
+        for file in self._rows.values():
             file.close()
         self._lines.close()
         self._lock.release()
