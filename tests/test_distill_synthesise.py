@@ -309,7 +309,7 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
         attempt(fine, n_slots=0)
     with pytest.raises(ModelError, match="cannot read"):
         attempt(tmp_path / "absent.gguf")
-    with pytest.raises(OptionError, match="GB are free; ask for fewer tokens"):
+    with pytest.raises(OptionError, match="B are free; ask for fewer tokens"):
         synthesise(fine, tmp_path / "data", n_tokens=10**15)
 
 

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.filesize import decimal as size
+
 from localspec.errors import OptionError
 from localspec.llama import Header
 
@@ -21,7 +23,7 @@ def check_disk(folder: Path, need: int, what: str) -> None:
     free = shutil.disk_usage(place).free
     if need > free:
         raise OptionError(
-            f"{what} need {_gb(need)} more in {folder}, {_gb(free)} are free; ask for fewer tokens, or choose another "
+            f"{what} need {size(need)} more in {folder}, {size(free)} are free; ask for fewer tokens, or choose another "
             "disk."
         )
 
@@ -34,7 +36,7 @@ def check_synthesis(target: Header, n_slots: int, n_ctx: int, n_tapped: int) -> 
     if free is not None and need > free:
         fit = max(int((free - target.n_bytes - logits) // a_slot), 1)
         raise OptionError(
-            f"writing {n_slots} chats at a time takes about {_gb(need)} of memory, {_gb(free)} are free; use --slots "
+            f"writing {n_slots} chats at a time takes about {size(need)} of memory, {size(free)} are free; use --slots "
             f"{fit}, or --two-pass, which keeps no features meanwhile."
         )
 
@@ -44,7 +46,7 @@ def check_training(target: Header, shape: Shape, options: Options, n_tapped: int
     need, free = training_bytes(target, shape, options, n_tapped), free_memory()
     if free is not None and need > free and options.device != "cuda":
         raise OptionError(
-            f"training takes about {_gb(need)} of memory, {_gb(free)} are free; use fewer --layers or a smaller "
+            f"training takes about {size(need)} of memory, {size(free)} are free; use fewer --layers or a smaller "
             "--vocab-size."
         )
 
@@ -92,7 +94,3 @@ def free_memory() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
-
-
-def _gb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB"

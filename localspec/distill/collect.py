@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.filesize import decimal as size
 
 from localspec.distill.checks import check_disk
 from localspec.distill.meter import Meter, duration
@@ -105,9 +106,9 @@ def _fill(
 
 def _announce(store: Store, n: int, speed: float) -> None:
     """Say how much and how long, now that the first batch has been timed."""
-    size = n * store.meta.row_bytes / 1e9
     print(
-        f"collecting features of {n:,} tokens: {size:.1f} GB in {store.folder}, about {duration(n / speed)}",
+        f"collecting features of {n:,} tokens: {size(n * store.meta.row_bytes)} in {store.folder}, "
+        f"about {duration(n / speed)}",
         file=sys.stderr,
         flush=True,
     )
