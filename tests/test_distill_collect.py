@@ -83,9 +83,9 @@ def test_a_killed_pass_goes_on(tmp_path: Path) -> None:
     assert after.chats == read_text(source).chats
     assert np.array_equal(after.features[:100], first)
     assert json.loads((folder / "collect.jsonl").read_text().splitlines()[-1])["n_tokens"] == 49_800
-    stamp = (folder / "features.bin").stat().st_mtime_ns
+    stamp = (folder / "collect.jsonl").stat().st_mtime_ns
     collect(target, source, folder)
-    assert (folder / "features.bin").stat().st_mtime_ns == stamp, "nothing is done twice"
+    assert (folder / "collect.jsonl").stat().st_mtime_ns == stamp, "nothing is done twice"
 
 
 def test_text_alone_can_be_written_and_filled_in(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def check_disk(folder: Path, need: int, what: str) -> None:
     free = shutil.disk_usage(place).free
     if need > free:
         raise OptionError(
-            f"{what} need {size(need)} more in {folder}, {size(free)} are free; ask for fewer tokens, or choose another "
-            "disk."
+            f"{what} need {size(need)} more in {folder}, {size(free)} are free; ask for fewer tokens "
+            "or choose another disk."
         )
 
 

@@ -318,7 +318,8 @@ class Drafter(nn.Module):
         Returns: [W, A, B-1, H].
         """
         geometry = Geometry(self.config, features.shape[1], anchors)
-        context = self.context_norm(self.fc(features * self.feature_scale.to(features.dtype)))
+        fuse = (self.fc.weight * self.feature_scale).to(features.dtype)
+        context = self.context_norm(F.linear(features, fuse))
         h = block.to(features.dtype)
         for layer in self.layers:
             h = layer(h, context, geometry)

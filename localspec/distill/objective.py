@@ -45,11 +45,13 @@ class Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, rows, shares, best, gradient = ctx.state
         del ctx.state  # the chances become the gradient of the logits in place
-        scale = grads[0][:, None]
-        gradient.mul_((scale * shares.sum(-1, keepdim=True)).to(gradient.dtype))
-        _add_at(gradient, rows, -scale * shares)
-        _add_at(gradient, best, grads[1])
-        return gradient @ weight, (gradient.T @ hidden).float(), None, None, None
+        # The factor of a row is left to the narrow side of both products. Where it is zero a tiny one stands in, as the
+        # pool's gradients are divided by it.
+        factor = (grads[0] * shares.sum(-1)).clamp(min=1e-20)[:, None]
+        _add_at(gradient, rows, -shares)
+        _add_at(gradient, best, grads[1] / factor)
+        factor = factor.to(gradient.dtype)
+        return (gradient @ weight) * factor, (gradient.T @ (hidden * factor)).float(), None, None, None
 
 
 def _add_at(matrix: Tensor, columns: Tensor, values: Tensor) -> None:

@@ -124,8 +124,8 @@ class Trainer:
         trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         if options.compile and shutil.which(os.environ.get("CXX", "g++")):
-            for layer in drafter.layers:  # one graph serves all of them
-                layer.compile(dynamic=False)
+            for part in (*drafter.layers, drafter.context_norm, drafter.output_norm):  # one graph serves all layers
+                part.compile(dynamic=False)
         run.mkdir(parents=True, exist_ok=True)
         if (run / "checkpoint.pt").exists():
             self._load()

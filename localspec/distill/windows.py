@@ -160,7 +160,7 @@ class Sampler:
             features[w, :n] = self.data.rows(slice(row, row + n), self.layers)
             said = self._said(chat)
             tokens[w], positions[w] = said[anchors], anchors - begin
-            labels[w] = _labels(chat, said, anchors, self.block_size)
+            labels[w] = labels_of(chat, said, anchors, self.block_size)
             looping[w] = repeating(said)[anchors]
             behind = np.minimum(anchors[:, None] + np.arange(n_slots), chat.n - 1)  # what is said in slot k + 1
             pools[w] = self.data.candidates[chat.start : chat.start + chat.n][behind]
@@ -175,7 +175,7 @@ class Sampler:
         )
 
 
-def _labels(chat: ChatRecord, said: Ints, anchors: Ints, block_size: int) -> Ints:
+def labels_of(chat: ChatRecord, said: Ints, anchors: Ints, block_size: int) -> Ints:
     """The tokens behind each anchor that belong to the same answer, [A, B-1]."""
     ends = np.zeros(chat.n, np.int64)
     for a, b in chat.answers:
