@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.filesize import decimal as size
 
-from localspec.errors import OptionError
+from localspec.errors import ModelError, OptionError
 from localspec.llama import Header
 
 if TYPE_CHECKING:
@@ -51,6 +51,21 @@ def check_training(target: Header, shape: Shape, options: Options, n_tapped: int
         )
 
 
+def check_shape(target: Header, shape: Shape) -> None:
+    """Raises OptionError or ModelError if no drafter of this shape fits the target, or llama.cpp could not run it."""
+    width = target.number("{arch}.embedding_length")
+    if not shape.top_k <= shape.n_rows < target.n_vocab:
+        raise OptionError(
+            f"a drafter for {target.name} can draft {shape.top_k} to {target.n_vocab - 1:,} tokens, not "
+            f"{shape.n_rows:,}; choose another --vocab-size."
+        )
+    if width < shape.top_k * (shape.top_k + 1) or width % shape.conv_group:
+        raise ModelError(
+            f"{target.name} has width {width}; llama.cpp runs DFlash 2 drafters with pools of {shape.top_k} from width "
+            f"{shape.top_k * (shape.top_k + 1)} on, in multiples of {shape.conv_group}."
+        )
+
+
 def memory_per_token(target: Header) -> int:
     """Keys and values of one token, in float16 (an upper bound for windows and recurrent layers)."""
     n_layer, width = target.number("{arch}.block_count"), target.number("{arch}.embedding_length")
@@ -65,7 +80,7 @@ def n_parameters(target: Header, shape: Shape, n_tapped: int) -> int:
     """Weights of a drafter, about."""
     width, n_ff = target.number("{arch}.embedding_length"), target.number("{arch}.feed_forward_length")
     heads = target.number("{arch}.attention.head_count", 1)
-    kv_heads = target.number("{arch}.attention.head_count_kv", heads)
+    kv_heads = max(target.ints("{arch}.attention.head_count_kv") or (heads,))
     size = target.number("{arch}.attention.key_length", width // max(heads, 1))
     layer = width * (2 * (heads + kv_heads) * size + 3 * n_ff + 8 * width // shape.conv_group)
     rest = shape.n_rows * (width + 2 * shape.selector_rank) + width * (n_tapped * width + shape.selector_rank)

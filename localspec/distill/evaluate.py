@@ -6,7 +6,7 @@ the answers; its greedy walk is compared with what the target had said.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,8 +49,12 @@ def evaluate(
     *,
     n_anchors: int = 2000,
     n_threads: int | None = None,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
-    """Draft at about `n_anchors` tokens spread over the answers of `chats`, which lie in `text`."""
+    """Draft at about `n_anchors` tokens spread over the answers of `chats`, which lie in `text`.
+
+    `progress` is told the share that is done.
+    """
     head = read_header(drafter)
     block_size, n_all = compat.block_size(head), sum(len(anchors_of(chat)) for chat in chats)
     stride, parts = max(n_all // n_anchors, 1), []
@@ -70,8 +74,10 @@ def evaluate(
         n_passed = 0
         for chat in chats:
             anchors = anchors_of(chat)
-            parts.append(_draft_along(reader, guess, text, chat, anchors[-n_passed % stride :: stride]))
+            if len(picked := anchors[-n_passed % stride :: stride]):
+                parts.append(_draft_along(reader, guess, text, chat, picked))
             n_passed += len(anchors)
+            progress(n_passed / n_all)
     picks = join(parts)
     return Evaluation({name: asdict(figures) for name, figures in by_text(picks).items()}, calibration(picks))
 
@@ -106,7 +112,7 @@ def _judge(pools: Sequence[Lattice], labels: NDArray[np.int64], looping: NDArray
     Scores are those behind the true predecessor. Where the pool before does not hold it, the walk has left the truth
     already, and the scores behind that pool's first candidate stand in: they count in no acceptance length.
     """
-    n, n_slots, k = len(pools), labels.shape[1], pools[0].ids.shape[1] if pools else 1
+    n, n_slots, k = len(pools), labels.shape[1], pools[0].ids.shape[1]
     ids = np.array([pool.ids for pool in pools]).reshape(n, n_slots, k)
     tables = np.array([pool.scores for pool in pools]).reshape(n, n_slots, k, k)
     is_truth = (ids == labels[..., None]) & (labels != NO_LABEL)[..., None]

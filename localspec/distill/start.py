@@ -56,7 +56,8 @@ class TargetFile:
         """The value of `<architecture>.<key>`."""
         field = self.reader.fields.get(f"{self.architecture}.{key}")
         if field is not None:
-            return float(field.contents())
+            value = field.contents()
+            return float(max(value) if isinstance(value, list) else value)  # a list has an entry per layer
         if default is None:
             raise ModelError(f"{self.path.name} does not say {self.architecture}.{key}.")
         return default

@@ -38,6 +38,11 @@ CANDIDATES = np.dtype([("id", "<i4", N_CANDIDATES), ("logit", "<f2", N_CANDIDATE
 NONE = np.array((-1, 0), CANDIDATES)
 
 
+def row_bytes(width: int) -> int:
+    """Bytes on disk a token takes: id, features [width] and candidates."""
+    return 4 + 2 * width + CANDIDATES.itemsize
+
+
 @dataclass(frozen=True)
 class Meta:
     """Whose work a folder holds; `layers` are counted as GGUF counts them."""

@@ -53,7 +53,7 @@ class Options:
     clip: float = 1.0
     eval_batches: int = 8
     eval_every_s: float = 300.0
-    patience: int = 8  # evaluations without a better acceptance length on fresh text before training stops; 0: never
+    patience: int = 12  # evaluations without a better acceptance length on fresh text before training stops; 0: never
     log_every: int = 20
     checkpoint_every_s: float = 300.0
     compile: bool = True
