@@ -73,11 +73,12 @@ def distill(
 
     target, folder = Path(target), Path(folder)
     shape = Shape(n_layers=n_layers, block_size=block_size, n_rows=vocab_size)
+    every_s = max(3600 * hours / N_EVALUATIONS, 1.0)
     options = Options(
         hours=hours,
         objective=objective,
-        eval_every_s=3600 * hours / N_EVALUATIONS,
-        checkpoint_every_s=min(3600 * hours / N_EVALUATIONS, 300),
+        eval_every_s=every_s,
+        checkpoint_every_s=min(every_s, 300),
         compile=hours >= WORTH_COMPILING,
         seed=seed,
     )

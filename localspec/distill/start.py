@@ -91,7 +91,7 @@ class TargetFile:
 
 
 def mask_token(target: TargetFile, counts: Ints) -> int:
-    """The first control or unused token without a role that the data never contains.
+    """The control or unused token without a role that the data contains least; of equals the first.
 
     Args:
         counts: how often each token occurs anywhere in the data, [n_vocab].
@@ -101,14 +101,14 @@ def mask_token(target: TargetFile, counts: Ints) -> int:
     """
     types = target.reader.fields["tokenizer.ggml.token_type"].contents()
     taken = set(target.special_tokens().values()) | target.end_tokens()
-    for token, kind in enumerate(types):
-        special = kind in (TokenType.CONTROL, TokenType.UNUSED)
-        if special and token not in taken and not counts[token]:
-            return token
-    raise ModelError(
-        f"{target.path.name} has no free special token to mark empty slots with: every control "
-        "or unused token of its vocabulary has a role or occurs in the data."
-    )
+    special = (TokenType.CONTROL, TokenType.UNUSED)
+    free = [token for token, kind in enumerate(types) if kind in special and token not in taken]
+    if not free:
+        raise ModelError(
+            f"{target.path.name} has no free special token to mark empty slots with: every control or unused token of "
+            "its vocabulary has a role."
+        )
+    return min(free, key=lambda token: int(counts[token]))
 
 
 def kept_tokens(target: TargetFile, counts: Ints, n_rows: int, mask: int) -> Tensor:
