@@ -198,7 +198,9 @@ def test_other_work_in_the_folder_is_not_touched(tmp_path: Path) -> None:
     one = tiny.write_target(tmp_path / "one.gguf", "llama", eog_bias=1.0)
     two = tiny.write_target(tmp_path / "two.gguf", "llama", seed=5, eog_bias=1.0)
     pipeline.synthesise(one, tmp_path / "out" / "data", n_tokens=200, n_slots=2, n_threads=1)
-    done = run(two, "-o", tmp_path / "out", *SMALL)
-    assert done.exit_code == 1
-    assert "one.gguf" in done.stderr
-    assert "two.gguf" in done.stderr
+    for options in ((), ("--two-pass",)):
+        done = run(two, "-o", tmp_path / "out", *SMALL, *options)
+        assert done.exit_code == 1
+        assert "one.gguf" in done.stderr
+        assert "two.gguf" in done.stderr
+    assert not (tmp_path / "out" / "text").exists()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from localspec.distill.checks import check_disk, check_shape, check_training, n_parameters
 from localspec.distill.collect import collect
-from localspec.distill.store import row_bytes
+from localspec.distill.store import check_owner, row_bytes
 from localspec.distill.synthesise import layers_to_read, synthesise
 from localspec.errors import BackendError, MissingError
 from localspec.llama import read_header
@@ -104,6 +104,8 @@ def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_token
 
     header = read_header(target)
     n_tapped = len(layers_to_read(header, None))
+    for name in ("text", "data"):
+        check_owner(folder / name, target)
     check_shape(header, shape)
     mask_token(TargetFile(target), np.zeros(header.n_vocab, np.int64))
     check_training(header, shape, options, n_tapped)

@@ -16,6 +16,7 @@ A folder without `layers` holds text alone: tokens and chats, for `collect` to f
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from localspec.errors import MissingError, OptionError
+from localspec.errors import MissingError, ModelError, OptionError
 
 Ids = NDArray[np.int32]
 Halves = NDArray[np.float16]
@@ -209,11 +210,7 @@ class Store:
         theirs, ours = asdict(_read_meta(self.folder)), asdict(self.meta)
         differs = [key for key in ours if key != "target" and theirs[key] != "" and theirs[key] != ours[key]]
         if differs:
-            key = differs[0]
-            raise OptionError(
-                f"{self.folder} holds work for {theirs['target']} ({key} {theirs[key]}), this is "
-                f"{ours['target']} ({key} {ours[key]}); choose another output folder."
-            )
+            raise _other_work(self.folder, differs[0], theirs, ours)
 
     def _open(self) -> None:
         """Cut off what a killed writer left behind the last finished chat, then append."""
@@ -243,6 +240,30 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_owner(folder: Path, target: Path) -> None:
+    """Raises OptionError if `folder` holds work for another file than `target`."""
+    if (folder / "meta.json").exists():
+        key, theirs = "target_sha256", asdict(_read_meta(folder))
+        if theirs[key] != (ours := file_sha256(target)):
+            raise _other_work(folder, key, theirs, {"target": target.name, key: ours})
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file. Raises ModelError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def _other_work(folder: Path, key: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> OptionError:
+    return OptionError(
+        f"{folder} holds work for {theirs['target']} ({key} {theirs[key]}), this is {ours['target']} ({key} "
+        f"{ours[key]}); choose another output folder."
+    )
 
 
 def _read_meta(folder: Path) -> Meta:

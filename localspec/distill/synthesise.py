@@ -7,7 +7,6 @@ and what all chats begin with alike is decoded once and stays in memory.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from localspec.distill.chats import Chat, Chats, Recipe, Setting
 from localspec.distill.chats import setting as how_it_speaks
 from localspec.distill.checks import check_disk, check_synthesis
 from localspec.distill.meter import Meter
-from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store
+from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store, file_sha256
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
 
@@ -233,7 +232,7 @@ def default_layers(n_layer: int, n: int = 4) -> list[int]:
 def describe(header: Header, model: Model, layers: Sequence[int]) -> Meta:
     """Whose work a folder of chats with features of `layers` holds."""
     digest = header.strings["tokenizer.ggml.tokens"][1]
-    return Meta(header.path.name, _sha256(header.path), model.n_embd, tuple(layers), model.vocab.n_tokens, digest)
+    return Meta(header.path.name, file_sha256(header.path), model.n_embd, tuple(layers), model.vocab.n_tokens, digest)
 
 
 def layers_to_read(target: Header, layers: Sequence[int] | None) -> list[int]:
@@ -319,11 +318,3 @@ class _Run:
             f"{figures['repeating']:.1%} of the answers repeat"
         )
         self._meter.report(tally.n_tokens, note, figures)
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
