@@ -4,6 +4,7 @@ matplotlib (the extra `plot`)."""
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,41 +46,53 @@ def _card(trained: Trained, data: Data, target: TargetFile, encoding: str, evalu
         f"{text} {figures['acceptance_length']:.2f} ({figures['n_blocks']:,} blocks)"
         for text, figures in evaluation.figures.items()
     )
-    return f"""\
-# A drafter for {data.meta.target}
+    parts = (
+        f"# A drafter for {data.meta.target}",
+        f"`drafter.gguf` is a DFlash 2 drafter for one file: **{data.meta.target}** (SHA-256 "
+        f"`{data.meta.target_sha256}`). It guesses blocks of tokens which that model then checks; it changes how fast "
+        f"the model speaks, never what it says.{terms}",
+        f"    localspec chat -m {data.meta.target} -md drafter.gguf",
+        _rows(
+            ("", ""),
+            (
+                "architecture",
+                f"`dflash`: {config.n_layers} layers, width {config.n_embd}, {config.n_heads} query and "
+                f"{config.n_kv_heads} key-value heads of {config.head_dim}, feed-forward {config.n_ff:,}",
+            ),
+            ("block", f"{config.block_size}: drafts {config.n_slots} tokens behind the last one"),
+            ("reads", f"the inputs of target layers {', '.join(map(str, config.target_layers))}"),
+            (
+                "drafts",
+                f"{config.n_rows:,} of the target's {config.n_vocab:,} tokens, pools of {config.top_k}, selector of "
+                f"rank {config.selector_rank}",
+            ),
+            ("size", f"{n_bytes / 1e6:.1f} MB, {encoding.upper()}"),
+        ),
+        "## How it was made",
+        f"By `localspec distill` {facts['version']}, from that file alone: the target wrote {len(data.chats):,} chats "
+        f"({len(data.tokens):,} tokens) in {MODES[facts['chat_mode']]}; {n_file:,} of them answer a given prompt, "
+        f"{n_sampled:,} hold an answer drawn at a temperature, the others are greedy. Training took "
+        f"{duration(trained.elapsed_s)}: {trained.step:,} steps over {trained.n_anchors:,} anchors. One chat in 50 was "
+        "held out.",
+        "## What it reaches",
+        "Through llama.cpp, on the held-out chats, drafting a whole block at many tokens of the answers. Acceptance "
+        f"length is the mean number of tokens a round, the target's own token included: {lengths}. Text repeats itself "
+        "where its last 4 tokens occurred before in its last 64. None of this is speed, which depends on the machine: "
+        "`localspec bench` measures it.",
+        _table(evaluation),
+        "The temperature is what the pool's scores are divided by to be log-odds, `localspec.calibration` in the file.",
+    )
+    return "\n\n".join(part if part[0] in " |" else _fill(part) for part in parts) + "\n"
 
-`drafter.gguf` is a DFlash 2 drafter for one file: **{data.meta.target}** (SHA-256 `{data.meta.target_sha256}`). It
-guesses blocks of tokens which that model then checks; it changes how fast the model speaks, never what it says.{terms}
 
-    localspec chat -m {data.meta.target} -md drafter.gguf
+def _fill(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
-| | |
-|---|---|
-| architecture | `dflash`: {config.n_layers} layers, width {config.n_embd}, {config.n_heads} query and \
-{config.n_kv_heads} key-value heads of {config.head_dim}, feed-forward {config.n_ff:,} |
-| block | {config.block_size}: drafts {config.n_slots} tokens behind the last one |
-| reads | the inputs of target layers {", ".join(map(str, config.target_layers))} |
-| drafts | {config.n_rows:,} of the target's {config.n_vocab:,} tokens, pools of {config.top_k}, selector of rank \
-{config.selector_rank} |
-| size | {n_bytes / 1e6:.1f} MB, {encoding.upper()} |
 
-## How it was made
-
-By `localspec distill` {facts["version"]}, from that file alone: the target wrote {len(data.chats):,} chats
-({len(data.tokens):,} tokens) in {MODES[facts["chat_mode"]]}; {n_file:,} of them answer a given prompt, {n_sampled:,}
-hold an answer drawn at a temperature, the others are greedy. Training took {duration(trained.elapsed_s)}: \
-{trained.step:,} steps over
-{trained.n_anchors:,} anchors. One chat in 50 was held out.
-
-## What it reaches
-
-Through llama.cpp, on the held-out chats, drafting a whole block at many tokens of the answers. Acceptance length is the
-mean number of tokens a round, the target's own token included: {lengths}. Text repeats itself where its last 4 tokens
-occurred before in its last 64. None of this is speed, which depends on the machine: `localspec bench` measures it.
-
-{_table(evaluation)}
-The temperature is what the pool's scores are divided by to be log-odds (`localspec.calibration` in the file).
-"""
+def _rows(*rows: Sequence[str]) -> str:
+    """A Markdown table; the first row is its head."""
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join((lines[0], "|---" * len(rows[0]) + "|", *lines[1:]))
 
 
 def _table(evaluation: Evaluation) -> str:
@@ -90,10 +103,8 @@ def _table(evaluation: Evaluation) -> str:
         ("the same, fresh text", [f"{x:.0%}" for x in fresh["accepted_per_slot"]]),
         ("temperature", [f"{x:.2f}" for x in evaluation.calibration]),
     ]
-    n_slots = len(evaluation.calibration)
-    head = ["slot", *map(str, range(1, n_slots + 1))]
-    lines = [head, ["---"] * len(head), *([name, *cells] for name, cells in rows)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    head = ["slot", *(str(slot) for slot in range(1, len(evaluation.calibration) + 1))]
+    return _rows(head, *([name, *cells] for name, cells in rows))
 
 
 def plot(evaluation: Evaluation, path: Path) -> None:

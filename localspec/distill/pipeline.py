@@ -80,6 +80,7 @@ def distill(
         eval_every_s=every_s,
         checkpoint_every_s=min(every_s, 300),
         compile=hours >= WORTH_COMPILING,
+        n_threads=n_threads,
         seed=seed,
     )
     check_outtype(outtype)

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -57,6 +58,7 @@ class Options:
     log_every: int = 20
     checkpoint_every_s: float = 300.0
     compile: bool = True
+    n_threads: int | None = None  # default: torch's choice
     device: str | None = None  # default: CUDA where there is one, else the CPU
     seed: int = 0
 
@@ -218,13 +220,17 @@ class Trainer:
         _save(state, self.run / "checkpoint.pt")
 
     def _steps(self) -> Iterator[Losses]:
-        while self.spent() < 1.0 and not self.is_stale():
-            began = monotonic()
-            losses_ = self._update(self.training.batch(self.progress.step).to(self.device, self.dtype))
-            self.progress.step += 1
-            self.progress.elapsed_s += monotonic() - began
-            self.progress.n_anchors += self.options.n_windows * self.options.n_anchors
-            yield losses_
+        with ThreadPoolExecutor(1) as reader:  # the next batch comes from the disk meanwhile
+            batch = reader.submit(self.training.batch, self.progress.step)
+            while self.spent() < 1.0 and not self.is_stale():
+                began = monotonic()
+                ready = batch.result().to(self.device, self.dtype)
+                batch = reader.submit(self.training.batch, self.progress.step + 1)
+                losses_ = self._update(ready)
+                self.progress.step += 1
+                self.progress.elapsed_s += monotonic() - began
+                self.progress.n_anchors += self.options.n_windows * self.options.n_anchors
+                yield losses_
 
     def _update(self, batch: Batch) -> Losses:
         for group in self.optimizer.param_groups:
@@ -323,6 +329,8 @@ def train(target: Path, data: Path, run: Path, *, shape: Shape, options: Options
     try:
         with FileLock(run / ".lock", timeout=0):
             torch.manual_seed(options.seed)
+            if options.n_threads:
+                torch.set_num_threads(options.n_threads)
             rows = read(data)
             trainer = Trainer(fresh_drafter(TargetFile(target), rows, shape), rows, run, options)
             trainer.train()
@@ -342,7 +350,7 @@ def is_done(run: Path, settings: Mapping[str, Any]) -> bool:
 def main() -> None:
     """Train as the JSON object on stdin says, as long as stdin stays open: a child does not outlive its parent."""
     order = json.loads(sys.stdin.readline())
-    Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+    Thread(target=lambda: (os.read(sys.stdin.fileno(), 1), os._exit(1)), daemon=True).start()
     train(
         *(Path(order[name]) for name in ("target", "data", "run")),
         shape=Shape(**order["shape"]),
