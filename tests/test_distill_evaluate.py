@@ -143,6 +143,14 @@ def test_a_release_may_have_a_hugging_face_checkpoint_and_no_plot(
     assert not (run / "candidate.gguf").exists()
 
 
+def test_the_whole_vocabulary_can_be_drafted(target: Path, data: Data, tmp_path: Path) -> None:
+    drafter = fresh_drafter(TargetFile(target), data, dataclasses.replace(SHAPE, n_rows=320))
+    assert drafter.kept.tolist() == list(range(320))
+    release.export(drafter, target, tmp_path / "drafter.gguf")
+    found = evaluate(target, tmp_path / "drafter.gguf", data, data.chats[:2], n_anchors=20, n_threads=1)
+    assert found.figures["all"]["n_blocks"] >= 20
+
+
 def test_every_encoding_drafts(target: Path, data: Data, tmp_path: Path) -> None:
     """Also a selector of rank 8, whose rows no block of 32 divides."""
     torch.manual_seed(0)

@@ -158,12 +158,13 @@ def test_without_torch_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
     [
         ({"arch": "qwen2"}, (), "does not expose the layer inputs of qwen2 models"),
         ({"chat_template": None}, (), "no chat template, so it cannot ask itself; give it prompts"),
-        ({}, ("--vocab-size", "320"), "can draft 16 to 319 tokens, not 320"),
+        ({}, ("--vocab-size", "321"), "can draft 16 to 320 tokens, not 321"),
         ({"n_embd": 256}, (), r"has width 256; llama.cpp runs DFlash 2 drafters with pools of 16 from width 272 on"),
         (FULL, (), "no free special token"),
         ({}, ("--tokens", "1000000000000"), "are free; ask for fewer tokens"),
         ({}, ("--outtype", "q4_7"), "--outtype 'q4_7' is not auto or one of f32"),
         ({}, ("--chats", "nowhere"), "nowhere holds no finished chats"),
+        ({}, ("--hf", "."), ". exists; choose another folder with --hf"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(

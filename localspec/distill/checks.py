@@ -54,9 +54,9 @@ def check_training(target: Header, shape: Shape, options: Options, n_tapped: int
 def check_shape(target: Header, shape: Shape) -> None:
     """Raises OptionError or ModelError if no drafter of this shape fits the target, or llama.cpp could not run it."""
     width = target.number("{arch}.embedding_length")
-    if not shape.top_k <= shape.n_rows < target.n_vocab:
+    if not shape.top_k <= shape.n_rows <= target.n_vocab:
         raise OptionError(
-            f"a drafter for {target.name} can draft {shape.top_k} to {target.n_vocab - 1:,} tokens, not "
+            f"a drafter for {target.name} can draft {shape.top_k} to {target.n_vocab:,} tokens, not "
             f"{shape.n_rows:,}; choose another --vocab-size."
         )
     if width < shape.top_k * (shape.top_k + 1) or width % shape.conv_group:

@@ -16,7 +16,7 @@ from localspec.distill.checks import check_disk, check_shape, check_training, n_
 from localspec.distill.collect import collect
 from localspec.distill.store import check_owner, row_bytes
 from localspec.distill.synthesise import layers_to_read, synthesise
-from localspec.errors import BackendError, MissingError
+from localspec.errors import BackendError, MissingError, OptionError
 from localspec.llama import read_header
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def distill(
         seed=seed,
     )
     check_outtype(outtype)
+    if hf is not None and hf.exists() and not (folder / "evaluation.json").exists():
+        raise OptionError(f"{hf} exists; choose another folder with --hf, or remove it.")
     check(target, folder, shape, options, n_tokens=0 if chats else n_tokens)
 
     text, data, run = chats or folder / "text", folder / "data", folder / "run"

@@ -50,13 +50,14 @@ def release(
     work = _Work(target, TargetFile(target), read(data), run, Trained.read(run), n_anchors, n_threads)
     drafter, marker = folder / "drafter.gguf", folder / "evaluation.json"
     wanted = {"outtype": outtype, **work.identity}
-    if not (drafter.exists() and marker.exists() and wanted.items() <= json.loads(marker.read_text()).items()):
+    is_new = not (drafter.exists() and marker.exists() and wanted.items() <= json.loads(marker.read_text()).items())
+    if is_new:
         encoding, evaluation = work.choose(outtype)
         work.encode(drafter, encoding, evaluation)
         (run / "candidate.gguf").unlink(missing_ok=True)  # of a killed call
         card.write(folder, work.trained, work.data, TargetFile(target), encoding, evaluation)
         _write_json(marker, {**wanted, "encoding": encoding, **asdict(evaluation), "tried": work.tried()})
-    if hf is not None:
+    if hf is not None and (is_new or not hf.exists()):
         from localspec.distill.hf import write_hf  # type: ignore[import-not-found, unused-ignore]
 
         write_hf(work.trained.drafter(work.file), hf, target_name=work.data.meta.target)

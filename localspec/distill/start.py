@@ -113,7 +113,7 @@ def mask_token(target: TargetFile, counts: Ints) -> int:
 
 def kept_tokens(target: TargetFile, counts: Ints, n_rows: int, mask: int) -> Tensor:
     """The `n_rows` most frequent tokens and those that end answers, ascending, int64 [n_rows]."""
-    if not 0 < n_rows < len(counts):
+    if not 0 < n_rows <= len(counts):
         raise OptionError(f"A drafter cannot keep {n_rows} of the {len(counts)} tokens it may say.")
     rank = counts.copy()
     rank[list(target.end_tokens())] = counts.max() + 1
