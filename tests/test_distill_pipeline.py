@@ -146,6 +146,16 @@ def test_chats_of_another_file_are_read_again(tmp_path: Path) -> None:
     assert json.loads((out / "evaluation.json").read_text())["encoding"] == "f16"
 
 
+def test_the_api_is_there_and_light() -> None:
+    assert all(callable(getattr(api, name)) for name in api.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        api.nothing  # noqa: B018
+    code = (
+        "import sys, localspec.distill, localspec.app; sys.exit('torch' in sys.modules or 'llama_cpp' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_without_torch_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline.importlib.util, "find_spec", lambda _: None)
     done = run(tmp_path / "x.gguf", "-o", tmp_path)

@@ -44,7 +44,7 @@ def check_synthesis(target: Header, n_slots: int, n_ctx: int, n_tapped: int) -> 
 def check_training(target: Header, shape: Shape, options: Options, n_tapped: int) -> None:
     """Raises OptionError if a drafter of this shape cannot be trained in the memory there is."""
     need, free = training_bytes(target, shape, options, n_tapped), free_memory()
-    if free is not None and need > free and options.device != "cuda":
+    if free is not None and need > free:
         raise OptionError(
             f"training takes about {size(need)} of memory, {size(free)} are free; use fewer --layers or a smaller "
             "--vocab-size."

@@ -102,6 +102,7 @@ def distill(
 def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_tokens: int) -> None:
     """Refuse what cannot work, or not here, before any work is done."""
     import numpy as np
+    import torch
 
     from localspec.distill.start import TargetFile, mask_token
 
@@ -111,7 +112,8 @@ def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_token
         check_owner(folder / name, target)
     check_shape(header, shape)
     mask_token(TargetFile(target), np.zeros(header.n_vocab, np.int64))
-    check_training(header, shape, options, n_tapped)
+    if not torch.cuda.is_available():
+        check_training(header, shape, options, n_tapped)
     is_new = not (folder / "data").exists()
     features = n_tokens * row_bytes(n_tapped * header.number("{arch}.embedding_length")) * is_new
     check_disk(folder, features + 20 * n_parameters(header, shape, n_tapped), "the data and the training run")

@@ -78,7 +78,8 @@ class _Work:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"step": self.trained.step, "data_tokens": len(self.data.tokens), "n_anchors": self.n_anchors}
+        made = {"step": self.trained.step, "elapsed_s": self.trained.elapsed_s, "data_tokens": len(self.data.tokens)}
+        return made | {"n_anchors": self.n_anchors}
 
     def choose(self, outtype: str) -> tuple[str, Evaluation]:
         """The encoding to hand out."""

@@ -133,8 +133,9 @@ def read(folder: Path) -> Data:
     """Open chats with features and candidates, else as `read_text`. Raises MissingError if it holds text alone."""
     text = read_text(folder)
     n, width = len(text.tokens), text.meta.width
-    for name in ("features.bin", "candidates.bin"):
-        if not (folder / name).exists():
+    for name, a_row in (("features.bin", 2 * width), ("candidates.bin", CANDIDATES.itemsize)):
+        path = folder / name
+        if not path.exists() or not width or path.stat().st_size < n * a_row:
             raise MissingError(f"{folder} holds text without {name}; collect what is missing with --chats {folder}.")
     return Data(
         **vars(text),
@@ -216,9 +217,13 @@ class Store:
         """Cut off what a killed writer left behind the last finished chat, then append."""
         self._rows: dict[str, IO[bytes]] = {}
         for name, row_bytes in self.meta.files.items():
-            file = (self.folder / name).open("ab")
+            file = self._rows[name] = (self.folder / name).open("ab")
+            if file.tell() < row_bytes * self.n_tokens:
+                raise OptionError(
+                    f"{self.folder / name} holds less than the chats beside it; collect it anew elsewhere with --chats "
+                    f"{self.folder}."
+                )
             file.truncate(row_bytes * self.n_tokens)
-            self._rows[name] = file
         path = self.folder / "chats.jsonl"
         if path.exists():  # a line cut short by the kill
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
