@@ -52,8 +52,8 @@ def distill(
     """Make a DFlash 2 drafter for the GGUF file `target`; returns its path, `folder`/drafter.gguf.
 
     The target writes `n_tokens` tokens of chats of its own, a drafter is trained on them for `hours`, and its weights
-    are encoded, evaluated through llama.cpp on held-out chats, and described in a README.md. Training evaluates 40 times
-    on held-out chats, keeps the best weights, and ends early when 12 evaluations in a row bring nothing better.
+    are encoded, evaluated through llama.cpp on held-out chats, and described in a README.md. Training looks at held-out
+    chats 40 times, keeps the best weights, and ends early when 12 looks in a row bring nothing better.
 
     Args:
         prompts: mixed in with the questions the target makes up, or all there is for one without chat template.
