@@ -421,6 +421,11 @@ def doctor(as_json: bool) -> None:
 @click.option("--vocab-size", type=click.IntRange(16), default=8192, show_default=True, help="Tokens it can draft.")
 @click.option("--prompts", "file", type=click.Path(path_type=Path), help="Prompts to mix in (one a line, or JSONL).")
 @click.option("--slots", type=click.IntRange(1), default=96, show_default=True, help="Chats written at a time.")
+@click.option("--two-pass", is_flag=True, help="Collect features in a second pass: less memory, more time.")
+@click.option("--chats", type=click.Path(path_type=Path), help="Data folder of another file of this model, to re-use.")
+@click.option("--objective", type=click.Choice(["ce", "kl", "mix"]), default="ce", show_default=True)
+@click.option("--outtype", default="auto", show_default=True, help="Encoding; auto: the smallest as good as q8_0.")
+@click.option("--hf", type=click.Path(path_type=Path), help="Also write a Hugging Face checkpoint here.")
 @click.option("-t", "--threads", type=click.IntRange(1), help="CPU threads (default: physical cores).")
 @click.option("-s", "--seed", type=click.IntRange(0), default=0, show_default=True)
 def distill(**values: Any) -> None:
@@ -436,9 +441,14 @@ def distill(**values: Any) -> None:
         n_layers=values["layers"],
         block_size=values["block_size"],
         vocab_size=values["vocab_size"],
+        objective=values["objective"],
         prompts=tuple(prompts.read(values["file"])) if values["file"] else (),
+        chats=values["chats"],
+        two_pass=values["two_pass"],
         n_slots=values["slots"],
         n_threads=values["threads"],
+        outtype=values["outtype"],
+        hf=values["hf"],
         seed=values["seed"],
     )
     click.echo(path)

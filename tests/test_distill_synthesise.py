@@ -192,6 +192,11 @@ def test_store_cuts_off_what_a_killed_writer_left(tmp_path: Path) -> None:
 def test_store_refuses_another_targets_folder_and_a_second_writer(tmp_path: Path) -> None:
     with Store(tmp_path, META), pytest.raises(OptionError, match="another process is writing"):
         Store(tmp_path, META)
+    with Store(tmp_path, META) as store:
+        append(store, 5, 1)
+    (tmp_path / "candidates.bin").unlink()
+    with pytest.raises(OptionError, match=r"candidates\.bin holds less than the chats beside it"):
+        Store(tmp_path, META)
     other = Meta("other.gguf", "01", 4, (1, 2), 99)
     with pytest.raises(OptionError, match=r"holds work for some\.gguf \(target_sha256 00\), this is other\.gguf"):
         Store(tmp_path, other)
@@ -309,7 +314,7 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
         attempt(fine, n_slots=0)
     with pytest.raises(ModelError, match="cannot read"):
         attempt(tmp_path / "absent.gguf")
-    with pytest.raises(OptionError, match="GB are free; ask for fewer tokens"):
+    with pytest.raises(OptionError, match="B are free; ask for fewer tokens"):
         synthesise(fine, tmp_path / "data", n_tokens=10**15)
 
 

@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from filelock import FileLock
 
-from localspec.distill.metrics import Picks, by_text, figures, judge
+from localspec.distill.export import export, provenance
+from localspec.distill.meter import Meter
+from localspec.distill.metrics import Picks, best_temperature, by_text, figures, join, judge
 from localspec.distill.model import Drafter
-from localspec.distill.start import TargetFile, fresh_drafter, kept_tokens, mask_token
+from localspec.distill.objective import Head, aims, losses, position_weights
+from localspec.distill.start import Shape, TargetFile, fresh_drafter, kept_tokens, mask_token, tapped
 from localspec.distill.store import NONE, ChatRecord, Data, Meta, Store, read
-from localspec.distill.train import Head, Options, Trainer, export_run, losses, schedule
-from localspec.distill.windows import NO_LABEL, Sampler, anchors_of, split
-from localspec.errors import ModelError, OptionError
+from localspec.distill.train import Options, Trained, Trainer, schedule, train
+from localspec.distill.windows import NO_LABEL, Batch, Sampler, anchors_of, split
+from localspec.errors import MissingError, OptionError
 
 N_VOCAB, N_EMBD, LAYERS = 320, 288, (1, 3)
+SHAPE = Shape(n_layers=1, n_rows=40, block_size=5, selector_rank=8)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def options(**changes: object) -> Options:
 
 def drafter_for(target: TargetFile, data: Data, seed: int = 0) -> Drafter:
     torch.manual_seed(seed)
-    return fresh_drafter(target, data, n_layers=1, n_rows=40, block_size=5, selector_rank=8)
+    return fresh_drafter(target, data, SHAPE)
 
 
 # --- batches
@@ -61,14 +66,16 @@ def drafter_for(target: TargetFile, data: Data, seed: int = 0) -> Drafter:
 
 def test_batches_are_a_function_of_seed_and_index(data: Data) -> None:
     training, _ = split(data)
-    one, same = (Sampler(data, training, block_size=5, n_windows=2, n_anchors=4, seed=3) for _ in range(2))
+    one, same = (
+        Sampler(data, training, layers=LAYERS, block_size=5, n_windows=2, n_anchors=4, seed=3) for _ in range(2)
+    )
     assert torch.equal(one.batch(7).labels, same.batch(7).labels)
     assert not torch.equal(one.batch(7).features, one.batch(8).features)
 
 
 def test_labels_are_what_was_said_after_the_anchor(data: Data) -> None:
     training, _ = split(data)
-    batch = Sampler(data, training, block_size=5, n_windows=3, n_anchors=16).batch(0)
+    batch = Sampler(data, training, layers=LAYERS, block_size=5, n_windows=3, n_anchors=16).batch(0)
     letters = tiny.letter_ids()
     assert (batch.labels[..., 0] != NO_LABEL).all()
     for token, label in zip(batch.anchor_tokens.flatten(), batch.labels[..., 1].flatten(), strict=True):
@@ -103,12 +110,46 @@ def test_repeating_text_is_told_from_fresh() -> None:
     assert repeating == [10]  # "1 2 3 4" came before; "9 9 9 9" at 14 is the first of its kind
 
 
+def test_repeating_text_is_drawn_as_often_as_asked() -> None:
+    said = np.concatenate((np.arange(40), np.arange(200) % 5))
+    for weight, share in ((1.0, 0.8), (0.25, 0.5), (0.0, 0.0)):
+        sampler, _ = _made_up(n=240, answers=((0, 240),), said=said, n_anchors=400, repeat_weight=weight)
+        drawn = sampler.batch(0).repeating.float().mean()
+        assert drawn == pytest.approx(share, abs=0.07)
+
+
+def test_a_subset_of_the_layers_can_be_read(data: Data) -> None:
+    training, _ = split(data)
+    both, last = (
+        Sampler(data, training, layers=layers, block_size=5, n_windows=2, n_anchors=4).batch(0)
+        for layers in (LAYERS, LAYERS[1:])
+    )
+    assert torch.equal(both.features[..., N_EMBD:], last.features)
+    assert tapped((2, 11, 19, 28), 1) == (28,)
+    assert tapped((2, 11, 19, 28), 2) == (2, 28)
+    assert tapped((2, 11, 19, 28), None) == (2, 11, 19, 28)
+    with pytest.raises(OptionError, match="3 of the 2 layers"):
+        tapped(LAYERS, 3)
+
+
+def test_slots_know_what_the_target_would_have_said() -> None:
+    sampler, _ = _made_up(n=20, answers=((4, 20),))
+    pools = np.full(20, NONE)
+    pools["id"][:, 0], pools["logit"][:, 0] = np.arange(20) + 100, np.arange(20)
+    sampler.data = dataclasses.replace(sampler.data, candidates=pools)
+    batch = sampler.batch(0)
+    for position, pool in zip(batch.anchors[0].tolist(), batch.pool[0, ..., 0].tolist(), strict=True):
+        assert pool == [100 + min(position + k, 19) for k in range(4)], "slot k + 1 is said behind token k"
+    assert torch.equal(batch.pool_logits[..., 0].long(), batch.pool[..., 0] - 100)
+
+
 def _made_up(
     n: int,
     answers: tuple[tuple[int, int], ...],
     said: np.ndarray | None = None,
     n_context: int = 512,
     n_anchors: int = 8,
+    repeat_weight: float = 1.0,
 ) -> tuple[Sampler, np.ndarray]:
     """A sampler over one chat whose features are the offsets of its tokens."""
     tokens = np.arange(n) * 7 % 300 if said is None else said
@@ -118,11 +159,12 @@ def _made_up(
     sampler = Sampler(
         made_up,
         [chat],
+        layers=(1, 2),
         block_size=5,
         n_windows=1,
         n_anchors=n_anchors,
         n_context=n_context,
-        dtype=torch.float32,
+        repeat_weight=repeat_weight,
     )
     return sampler, tokens
 
@@ -146,15 +188,15 @@ def test_the_last_token_of_an_answer_is_no_anchor() -> None:
 # --- vocabulary and first weights
 
 
-def test_the_mask_token_is_a_special_one_that_never_occurs(target: TargetFile) -> None:
+def test_the_mask_token_is_the_rarest_special_one(target: TargetFile) -> None:
     counts = np.zeros(N_VOCAB, np.int64)
     first = mask_token(target, counts)
     assert target.tokens[first] == "<|mask|>"
     counts[first] = 1
     assert target.tokens[mask_token(target, counts)].startswith("<|unused")
-    counts[:] = 1
-    with pytest.raises(ModelError, match="no free special token"):
-        mask_token(target, counts)
+    counts[:] = 2
+    counts[first] = 1
+    assert mask_token(target, counts) == first
 
 
 def test_kept_tokens_are_the_frequent_ones_and_the_ends(target: TargetFile) -> None:
@@ -191,7 +233,8 @@ def test_the_head_equals_plain_autograd() -> None:
     rows = torch.tensor([0, 5, -1, 29, 3, 3, 7, 8, -1])
     mix = torch.randn(9, 4, generator=generator)
 
-    cross_entropy, values, best = Head.apply(hidden, weight, rows, 4)
+    shares = (rows >= 0).float()[:, None]
+    cross_entropy, values, best = Head.apply(hidden, weight, rows.clamp(min=0)[:, None], shares, 4)
     (cross_entropy.sum() + (values * mix).sum()).backward()
     ours = hidden.grad.clone(), weight.grad.clone()
     hidden.grad = weight.grad = None
@@ -205,9 +248,71 @@ def test_the_head_equals_plain_autograd() -> None:
     torch.testing.assert_close(ours, (hidden.grad, weight.grad))
 
 
+def test_the_head_learns_a_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 6, generator=generator, requires_grad=True) for n in (5, 12))
+    rows = torch.tensor([[0, 3, 7], [0, 0, 5], [11, 2, 4], [1, 0, 0], [0, 0, 0]])
+    shares = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0], [0.2, 0.2, 0.6], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    loss, _, _ = Head.apply(hidden, weight, rows, shares, 4)
+    loss.sum().backward()
+    ours = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    said = torch.zeros(5, 12).scatter_add(1, rows, shares)
+    expected = torch.nn.functional.kl_div((hidden @ weight.T).log_softmax(-1), said, reduction="none").sum(-1)
+    expected[:4].sum().backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours, (hidden.grad, weight.grad))
+
+
+@pytest.mark.parametrize(
+    ("soft", "expected"),
+    [
+        (0.0, [{2: 1.0}, {2: 1.0}, {}, {2: 1.0}, {}]),
+        (1.0, [{2: 0.75, 3: 0.25}, {3: 1.0}, {3: 1.0}, {2: 1.0}, {}]),
+        (0.5, [{2: 0.875, 3: 0.125}, {2: 0.5, 3: 0.5}, {3: 1.0}, {2: 1.0}, {}]),
+    ],
+)
+def test_aims_are_what_was_said_and_what_could_have_been(soft: float, expected: list[dict[int, float]]) -> None:
+    """Five slots: truth in the pool, outside of it, without row, without pool, outside the answer."""
+    row_of = torch.tensor([9, 9, 2, 3, 9])  # tokens 2 and 3 have a row, 9 stands for none
+    labels = torch.tensor([[[2, 2, 4, 2, NO_LABEL]]])
+    pool = torch.tensor([[[[2, 3, 4], [3, 4, -1], [3, 4, -1], [4, -1, -1], [2, 3, -1]]]])
+    logits = torch.tensor([0.0, -np.log(3), 5.0]).expand(1, 1, 5, 3)
+    nothing = torch.zeros(1, 1)
+    rows, shares = aims(Batch(nothing, nothing, nothing, labels, nothing, pool, logits), row_of, 9, soft)
+    for slot, aim in enumerate(expected):
+        found = {int(r): float(s) for r, s in zip(rows[0, 0, slot], shares[0, 0, slot], strict=True) if s > 0}
+        assert found == pytest.approx(aim)
+
+
+def test_d_pace_weighs_the_prefixes_through_a_slot() -> None:
+    used = torch.tensor([[True, True, False], [True, False, False]])
+    weights = position_weights(torch.tensor([1.0, 4.0, 2.0]).log(), used, options(position_weights="d-pace", alpha=0.5))
+    s = [[1.0, 0.625, 1.0], [0.75, 1.0, 1.0]]
+    expected = [[1 + 2 * 0.625, 2 * 0.625, 0.625], [3 * 0.75, 2 * 0.75, 0.75]]
+    assert s[0][0] * s[0][1] == 0.625
+    torch.testing.assert_close(weights, torch.tensor(expected))
+    weights = position_weights(torch.zeros(3), used, options(gamma=2.0))
+    torch.testing.assert_close(weights[0], torch.exp(-torch.arange(3) / 2))
+
+
+def test_what_is_switched_off_stays_as_it_was(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    shape = dataclasses.replace(SHAPE, conv=False, copy_layers=False, n_tapped=1)
+    drafter = fresh_drafter(target, data, shape)
+    assert drafter.config.target_layers == LAYERS[1:]
+    assert drafter.fc.weight.shape == (N_EMBD, N_EMBD)
+    assert not torch.equal(drafter.layers[0].down.weight, target.tensor("blk.3.ffn_down.weight"))
+    Trainer(drafter, data, tmp_path, options(selector_weight=0.0, objective="mix", position_weights="d-pace")).train()
+    conv = drafter.layers[0].ffn_conv
+    assert not conv.proj.weight.any()
+    assert bool((conv.base[:, 0] == 1).all())
+    assert not conv.base[:, 1].any()
+    assert not drafter.selector.successor.any(), "scores are the logits"
+
+
 def test_unproposable_tokens_and_masked_slots_do_not_weigh(target: TargetFile, data: Data) -> None:
     drafter = drafter_for(target, data)
-    sampler = Sampler(data, data.chats, block_size=5, n_windows=2, n_anchors=4, dtype=torch.float32)
+    sampler = Sampler(data, data.chats, layers=LAYERS, block_size=5, n_windows=2, n_anchors=4)
     batch = sampler.batch(0)
     hidden = torch.randn(2, 4, 4, N_EMBD)
     absent = next(t for t in range(N_VOCAB) if drafter.row_of[t] == 40)
@@ -221,7 +326,7 @@ def test_unproposable_tokens_and_masked_slots_do_not_weigh(target: TargetFile, d
 
 def test_training_learns(target: TargetFile, data: Data, tmp_path: Path) -> None:
     trainer = Trainer(drafter_for(target, data), data, tmp_path, options(steps=60, lr=3e-3))
-    before = trainer.evaluate()["all"]
+    before = trainer.evaluate(Meter("", 1.0, tmp_path / "log.jsonl"))["all"]
     after = trainer.train()["all"]
     assert before.acceptance_length < 2.0
     assert after.acceptance_length > 4.0
@@ -262,12 +367,12 @@ def test_figures_of_a_hand_made_pool() -> None:
     yes, no = True, False
     picks = Picks(
         valid=torch.tensor([[yes, yes, yes], [yes, yes, no], [no, no, no]]),
-        selector=torch.tensor([[yes, no, yes], [yes, yes, no], [no, no, no]]),
+        scores=torch.tensor([[1.0, 2.0]]).expand(3, 3, 2),  # the second candidate is picked
+        truth=torch.tensor([[1, 0, 1], [1, 1, -1], [-1, -1, -1]]),
         top1=torch.tensor([[no, yes, yes], [yes, no, no], [no, no, no]]),
-        pool=torch.tensor([[yes, yes, yes], [yes, yes, no], [no, no, no]]),
         repeating=torch.tensor([no, yes, yes]),
     )
-    result = by_text([picks])
+    result = by_text(join([picks]))
     assert result["all"].n_blocks == 2
     assert result["all"].acceptance_length == 1 + (1 + 2) / 2
     assert result["all"].top1_acceptance_length == 1 + (0 + 1) / 2
@@ -276,6 +381,15 @@ def test_figures_of_a_hand_made_pool() -> None:
     assert result["all"].recall_per_slot == [1.0, 1.0, 1.0]
     assert result["fresh"].acceptance_length == 2.0
     assert result["repeating"].n_blocks == 1
+
+
+def test_the_best_temperature_undoes_a_wrong_scale() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = 2 * torch.randn(20_000, 8, generator=generator)
+    truth = torch.multinomial(scores.softmax(-1), 1, generator=generator)[:, 0]
+    for scale in (0.5, 1.0, 3.0):
+        assert best_temperature(scale * scores, truth) == pytest.approx(scale, rel=0.05)
+    assert best_temperature(scores[:31], truth[:31]) == 1.0
 
 
 # --- runs
@@ -290,15 +404,51 @@ def test_a_resumed_run_equals_an_unbroken_one(target: TargetFile, data: Data, tm
         next(steps)
     first.save()
     second = Trainer(drafter_for(target, data, seed=9), data, tmp_path / "broken", options(steps=6))
-    assert second.step == 3
+    assert second.progress.step == 3
     second.train()
     for ours, theirs in zip(whole.drafter.parameters(), second.drafter.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
+def test_training_stops_where_nothing_improves_and_keeps_the_best(
+    target: TargetFile, data: Data, tmp_path: Path
+) -> None:
+    settings = options(steps=400, lr=0.3, eval_every_s=0.0, patience=3, clip=1e6)
+    trainer = Trainer(drafter_for(target, data), data, tmp_path, settings)
+    trainer.train()
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    lengths = {row["step"]: row["fresh"]["acceptance_length"] for row in rows if "eval_loss" in row}
+    best = max(lengths, key=lambda step: lengths[step])
+    assert trainer.progress.step == best + 3 < 400
+    kept = Trained.read(tmp_path)
+    assert kept.step == best
+    assert kept.figures["fresh"]["acceptance_length"] == pytest.approx(lengths[best], abs=1e-3)
+    again = Trainer(drafter_for(target, data), data, tmp_path, settings)
+    again.train()
+    assert again.progress.step == best + 3, "a run that has stopped stays so"
+
+
+def test_a_finished_stage_is_not_done_again(target: TargetFile, data: Data, tmp_path: Path) -> None:
+    with Store(tmp_path / "data", data.meta) as store:
+        for chat in data.chats:
+            rows = slice(chat.start, chat.start + chat.n)
+            store.append(data.tokens[rows], data.features[rows], data.candidates[rows], chat.questions, chat.answers)
+    stage = (target.path, tmp_path / "data", tmp_path / "run")
+    train(*stage, shape=SHAPE, options=options(steps=2))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir() if path.name != ".lock"}
+    train(*stage, shape=SHAPE, options=options(steps=2))
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    train(*stage, shape=SHAPE, options=options(steps=3))
+    assert json.loads((tmp_path / "run" / "trained.json").read_text())["step"] == 3
+    with FileLock(tmp_path / "run" / ".lock"), pytest.raises(OptionError, match="another process is training"):
+        train(*stage, shape=SHAPE, options=options(steps=4))
+    with pytest.raises(MissingError, match="no trained drafter"):
+        Trained.read(tmp_path / "elsewhere")
+
+
 def test_another_shape_does_not_resume(target: TargetFile, data: Data, tmp_path: Path) -> None:
     Trainer(drafter_for(target, data), data, tmp_path, options()).save()
-    other = fresh_drafter(target, data, n_layers=2, n_rows=40, block_size=5, selector_rank=8)
+    other = fresh_drafter(target, data, dataclasses.replace(SHAPE, n_layers=2))
     with pytest.raises(OptionError, match="n_layers = 1, this run wants 2"):
         Trainer(other, data, tmp_path, options())
 
@@ -314,8 +464,12 @@ def test_the_log_has_a_json_object_per_line(target: TargetFile, data: Data, tmp_
 def test_a_run_is_exported_with_its_figures(target: TargetFile, data: Data, tmp_path: Path) -> None:
     trainer = Trainer(drafter_for(target, data), data, tmp_path, options(steps=1))
     trainer.train()
-    export_run(trainer, target.path, tmp_path / "drafter.gguf", "f16")
+    trained = Trained.read(tmp_path)
+    facts = provenance(trained, data, target)
+    export(trained.drafter(target), target.path, tmp_path / "drafter.gguf", encoding="q8_0", provenance=facts)
     fields = gguf.GGUFReader(tmp_path / "drafter.gguf").fields
+    assert fields["localspec.calibration"].contents() == pytest.approx(trained.calibration)
+    assert len(trained.calibration) == 4
     assert fields["localspec.training_steps"].contents() == 1
     assert fields["localspec.target_sha256"].contents() == data.meta.target_sha256
     assert fields["dflash.target_layers"].contents() == list(LAYERS)
@@ -332,3 +486,10 @@ def test_a_budget_is_needed_and_only_one() -> None:
     for wrong in ({}, {"hours": 1.0, "steps": 5}):
         with pytest.raises(OptionError, match="exactly one budget"):
             Options(**wrong)
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(OptionError, match="objective 'l2' is not one of ce, kl, mix"):
+        options(objective="l2")
+    with pytest.raises(OptionError, match="'linear' is not one of exponential, d-pace"):
+        options(position_weights="linear")

@@ -6,7 +6,7 @@ Pure bookkeeping over token ids; `synthesise` asks the model for the next one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -68,7 +68,9 @@ class Script:
     def of(cls, source: str | None, vocab: Vocab) -> Script:
         """Render the template around markers and cut it there. Raises TemplateError if it cannot be."""
         if not source:
-            raise TemplateError("this model has no chat template, so it cannot ask itself; give an instruct model.")
+            raise TemplateError(
+                "this model has no chat template, so it cannot ask itself; give it prompts to continue with --prompts."
+            )
         template = ChatTemplate(source, vocab)
         roles = ("user", "assistant", "user")
         rest = template.render([{"role": role, "content": mark} for role, mark in zip(roles, MARKS, strict=True)])
@@ -81,6 +83,11 @@ class Script:
         if vocab.add_bos and pieces[0][:1] != [vocab.bos]:
             pieces[0].insert(0, vocab.bos)
         return cls(*pieces)
+
+    @classmethod
+    def plain(cls, vocab: Vocab) -> Script:
+        """For a model without chat template, which goes on with a prompt as with any text."""
+        return cls([vocab.bos] if vocab.add_bos else [], [], [])
 
 
 class Repeats:
@@ -124,7 +131,7 @@ class Repeats:
 
 @dataclass
 class Setting:
-    """What all chats of one run share."""
+    """What all chats of one run share. `script` is made by `setting`."""
 
     recipe: Recipe
     script: Script
@@ -132,6 +139,23 @@ class Setting:
     prompts: Sequence[str] = ()
     seed: int = 0
     seen: set[bytes] = field(default_factory=set)  # questions asked so far, as the bytes of their ids
+
+
+def setting(template: str | None, vocab: Vocab, recipe: Recipe, prompts: Sequence[str], seed: int) -> Setting:
+    """How a model speaks: in its chat template, asking itself and answering prompts; or, where it has none, going on
+    with the prompts as plain text.
+
+    Raises:
+        TemplateError: there is no template and there are no prompts, or the template cannot be taken apart.
+        OptionError: no prompt is of use.
+    """
+    if template or not prompts:
+        return Setting(recipe, Script.of(template, vocab), vocab, prompts, seed)
+    least, most = recipe.question_min, recipe.n_ctx - 2 * recipe.question_min
+    if not any(least <= len(vocab.tokenize(prompt)) <= most for prompt in prompts):
+        raise OptionError(f"none of the {len(prompts)} prompts has between {least} and {most} tokens; give others.")
+    recipe = replace(recipe, prompt_every=1, continued_share=0.0)
+    return Setting(recipe, Script.plain(vocab), vocab, prompts, seed)
 
 
 class Chat:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -13,13 +14,25 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from torch import Tensor, nn
 
 from localspec.distill.model import BlockConv, Drafter, DrafterConfig
+from localspec.distill.windows import answer_counts
 from localspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from localspec.distill.start import TargetFile
+    from localspec.distill.store import Data
+    from localspec.distill.train import Trained
 
 ENCODINGS = {
     "f32": (GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     "q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "q5_0": (GGMLQuantizationType.Q5_0, gguf.LlamaFileType.MOSTLY_Q5_0),
+    "q4_1": (GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
+    "q4_0": (GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+COARSER = ("q4_0", "q4_1", "q5_0")  # than q8_0, smallest first
+
+Provenance = Mapping[str, str | int | float | Sequence[float]]
 
 
 def export(
@@ -30,16 +43,18 @@ def export(
     encoding: str = "q8_0",
     name: str = "DFlash 2 drafter",
     n_ctx_train: int | None = None,
-    provenance: Mapping[str, str | int | float] | None = None,
+    provenance: Provenance | None = None,
 ) -> None:
     """Write `drafter` to `path`, whole or not at all.
 
     Args:
         drafter: the trained model.
         target: the target's GGUF; its tokenizer is copied, so that llama.cpp can compare.
-        encoding: of the matrices: "q8_0", "f16" or "f32"; norms and convolution bases are float32.
+        encoding: of the matrices, one of `ENCODINGS`; norms and convolution bases are float32, and a matrix whose
+            rows no block of the encoding divides is float16.
         n_ctx_train: context length to declare; default: the target's.
-        provenance: where the weights come from; written as `localspec.<key>`.
+        provenance: where the weights come from and what they are good for; written as `localspec.<key>`, a sequence
+            as an array of float32.
 
     Raises:
         OptionError: unknown encoding.
@@ -54,7 +69,10 @@ def export(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_shape(writer, drafter.config, n_ctx_train or _context_length(reader))
     for key, value in (provenance or {}).items():
-        writer.add_key_value(f"localspec.{key}", value, _value_type(value))
+        if isinstance(value, (str, int, float)):
+            writer.add_key_value(f"localspec.{key}", value, _value_type(value))
+        else:
+            writer.add_array(f"localspec.{key}", [float(x) for x in value])
     _copy_tokenizer(writer, reader, drafter.config.mask_token)
     for tensor_name, array in tensors(drafter):
         _add_tensor(writer, tensor_name, array, ENCODINGS[encoding][0])
@@ -63,6 +81,39 @@ def export(
     writer.write_tensors_to_file()
     writer.close()
     part.replace(path)
+
+
+def provenance(trained: Trained, data: Data, target: TargetFile) -> dict[str, Any]:
+    """Who a drafter was trained for, on what and how far; what `export` writes into its GGUF.
+
+    Acceptance lengths are those on held-out chats in torch. `calibration` holds a temperature per slot: the pool's
+    scores divided by it are the log-odds of its candidates.
+    """
+    facts: dict[str, Any] = {
+        "version": version("localspec"),
+        "target_name": data.meta.target,
+        "target_sha256": data.meta.target_sha256,
+        "tokenizer_sha256": target.tokenizer_sha256(),
+        "chat_mode": _chat_mode(data, target),
+        "data_tokens": len(data.tokens),
+        "data_chats": len(data.chats),
+        "training_steps": trained.step,
+        "training_anchors": trained.n_anchors,
+        "training_seconds": round(trained.elapsed_s),
+    }
+    for text, figures in trained.figures.items():
+        facts[f"acceptance_length.{text}"] = figures["acceptance_length"]
+    return facts | {"calibration": trained.calibration}
+
+
+def _chat_mode(data: Data, target: TargetFile) -> str:
+    """How the target spoke in training: "plain" text, "chat", or "thinking" before it answered a chat."""
+    if "tokenizer.chat_template" not in target.reader.fields:
+        return "plain"
+    if "</think>" not in target.tokens:
+        return "chat"
+    n_thoughts = answer_counts(data, data.chats)[target.tokens.index("</think>")]
+    return "thinking" if 2 * n_thoughts > len(data.chats) else "chat"
 
 
 def tensors(drafter: Drafter) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
@@ -108,7 +159,7 @@ def _layer_modules(layer: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _numpy(weight: Tensor) -> npt.NDArray[np.float32]:
-    return weight.detach().float().numpy()
+    return weight.detach().float().cpu().numpy()
 
 
 def _add_tensor(writer: GGUFWriter, name: str, array: npt.NDArray[np.generic], qtype: GGMLQuantizationType) -> None:
@@ -117,6 +168,8 @@ def _add_tensor(writer: GGUFWriter, name: str, array: npt.NDArray[np.generic], q
         return
     if array.ndim != 2:
         qtype = GGMLQuantizationType.F32
+    elif array.shape[1] % gguf.GGML_QUANT_SIZES[qtype][0]:
+        qtype = GGMLQuantizationType.F16
     writer.add_tensor(name, gguf.quants.quantize(array, qtype), raw_dtype=qtype)
 
 

@@ -17,17 +17,28 @@ from localspec.distill.windows import NO_LABEL
 
 @dataclass
 class Picks:
-    """What a drafter did on N blocks; all bool [N, B-1] but the last.
+    """What a drafter offered on N blocks.
 
-    valid: the slot has a label; selector, top1: the pick is the label; pool: the label is among
-    the candidates; repeating: bool [N], the text before the block repeats itself.
+    valid: bool [N, B-1], the slot has a label; scores: float32 [N, B-1, K], of the candidates after the true
+    predecessor; truth: int64 [N, B-1], which candidate the label is, -1: none; top1: bool [N, B-1], the best
+    candidate without pair scores is the label; repeating: bool [N], the text before the block repeats itself.
     """
 
     valid: Tensor
-    selector: Tensor
+    scores: Tensor
+    truth: Tensor
     top1: Tensor
-    pool: Tensor
     repeating: Tensor
+
+    @property
+    def pool(self) -> Tensor:
+        """The label is among the candidates."""
+        return self.truth >= 0
+
+    @property
+    def selector(self) -> Tensor:
+        """The best candidate is the label."""
+        return self.scores.argmax(-1) == self.truth
 
 
 @dataclass
@@ -61,14 +72,12 @@ def figures(picks: Picks) -> Figures:
     )
 
 
-def by_text(parts: Iterable[Picks]) -> dict[str, Figures]:
+def by_text(picks: Picks) -> dict[str, Figures]:
     """Figures of all blocks, and of those in fresh and in repeating text."""
-    whole = Picks(*(torch.cat(column) for column in zip(*map(_columns, parts), strict=True)))
-    whole = _subset(whole, whole.valid.any(-1))
     return {
-        "all": figures(whole),
-        "fresh": figures(_subset(whole, ~whole.repeating)),
-        "repeating": figures(_subset(whole, whole.repeating)),
+        "all": figures(picks),
+        "fresh": figures(_subset(picks, ~picks.repeating)),
+        "repeating": figures(_subset(picks, picks.repeating)),
     }
 
 
@@ -82,14 +91,49 @@ def judge(rows: Tensor, scores: Tensor, labels: Tensor, label_rows: Tensor, repe
         label_rows: [N, B-1] their rows of the head (no candidate for tokens outside it).
         repeating: bool [N].
     """
-    picked = rows.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+    is_truth = rows == label_rows[..., None]
     return Picks(
         valid=labels != NO_LABEL,
-        selector=picked == label_rows,
-        top1=rows[..., 0] == label_rows,
-        pool=(rows == label_rows[..., None]).any(-1),
+        scores=scores,
+        truth=torch.where(is_truth.any(-1), is_truth.int().argmax(-1), -1),
+        top1=is_truth[..., 0],
         repeating=repeating,
     )
+
+
+def join(parts: Iterable[Picks]) -> Picks:
+    """Picks of several batches as one, without blocks that have no label at all."""
+    whole = Picks(*(torch.cat(column) for column in zip(*map(_columns, parts), strict=True)))
+    return _subset(whole, whole.valid.any(-1))
+
+
+def calibration(picks: Picks) -> list[float]:
+    """For each slot the temperature at which the pool's scores say best how likely each candidate is.
+
+    It minimises the mean of -log softmax(scores / T)[truth] over the blocks that have the truth in the slot's pool.
+    """
+    seen = picks.pool & picks.valid
+    return [
+        best_temperature(picks.scores[seen[:, slot], slot], picks.truth[seen[:, slot], slot])
+        for slot in range(seen.shape[1])
+    ]
+
+
+def best_temperature(scores: Tensor, truth: Tensor, least: float = 1 / 8, most: float = 8.0) -> float:
+    """The T in [least, most] with the smallest mean cross-entropy of softmax(scores [N, K] / T) to truth [N].
+
+    The loss is convex in 1/T; its slope there is E[scores] - scores[truth]. 1.0 where nothing can be told (N < 32).
+    """
+    if len(truth) < 32:
+        return 1.0
+    scores = scores.double()
+    right = scores.gather(1, truth[:, None]).mean()
+    low, high = 1 / most, 1 / least
+    for _ in range(40):
+        middle = (low * high) ** 0.5
+        slope = ((scores * middle).softmax(-1) * scores).sum(-1).mean() - right
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return float((low * high) ** -0.5)
 
 
 def _prefix(right: Tensor, valid: Tensor) -> Tensor:
@@ -102,7 +146,7 @@ def _length(accepted: Tensor) -> float:
 
 
 def _columns(picks: Picks) -> tuple[Tensor, ...]:
-    return picks.valid, picks.selector, picks.top1, picks.pool, picks.repeating
+    return picks.valid, picks.scores, picks.truth, picks.top1, picks.repeating
 
 
 def _subset(picks: Picks, chosen: Tensor) -> Picks:

@@ -41,6 +41,7 @@ class DrafterConfig:
     selector_rank: int = 64
     top_k: int = 16
     sliding_window: int | None = None
+    conv: bool = True  # False: the convolutions stay the identity
 
     @property
     def n_slots(self) -> int:
@@ -88,7 +89,7 @@ class Rotary:
     """
 
     def __init__(self, positions: Tensor, head_dim: int, theta: float) -> None:
-        exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
         angle = positions[..., None, None].float() * theta**-exponent
         self.cos, self.sin = angle.cos(), angle.sin()
 
@@ -126,6 +127,20 @@ class BlockConv(nn.Module):
             weight = base[tap] + coefficients[..., side, tap, :, None]
             out = out + weight * _delayed(grouped, tap)
         return out.flatten(-2)
+
+
+class NoConv(BlockConv):
+    """What a convolution is before training, the identity, for good: nothing is computed, nothing learned."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.requires_grad_(False)
+
+    def coefficients(self, u: Tensor) -> Tensor:
+        return u
+
+    def forward(self, x: Tensor, coefficients: Tensor, side: int) -> Tensor:
+        return x
 
 
 def _delayed(x: Tensor, n: int) -> Tensor:
@@ -194,11 +209,12 @@ def _exp(scores: Tensor) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
+        conv = BlockConv if config.conv else NoConv
         self.attn_norm = RMSNorm(config.n_embd, config.rms_eps)
-        self.attn_conv = BlockConv(config)
+        self.attn_conv = conv(config)
         self.attn = Attention(config)
         self.ffn_norm = RMSNorm(config.n_embd, config.rms_eps)
-        self.ffn_conv = BlockConv(config)
+        self.ffn_conv = conv(config)
         self.gate = Linear(config.n_embd, config.n_ff)
         self.up = Linear(config.n_embd, config.n_ff)
         self.down = Linear(config.n_ff, config.n_embd)
@@ -224,8 +240,8 @@ class Geometry:
     """
 
     def __init__(self, config: DrafterConfig, n_context: int, anchors: Tensor) -> None:
-        context = torch.arange(n_context)
-        slots = anchors[..., None] + torch.arange(config.block_size)  # [W, A, B]
+        context = torch.arange(n_context, device=anchors.device)
+        slots = anchors[..., None] + torch.arange(config.block_size, device=anchors.device)  # [W, A, B]
         self.context_rotary = Rotary(context, config.head_dim, config.rope_theta)
         self.block_rotary = Rotary(slots, config.head_dim, config.rope_theta)
         visible = context < anchors[..., None, None]  # [W, A, 1, S]: before the anchor
@@ -302,7 +318,8 @@ class Drafter(nn.Module):
         Returns: [W, A, B-1, H].
         """
         geometry = Geometry(self.config, features.shape[1], anchors)
-        context = self.context_norm(self.fc(features * self.feature_scale.to(features.dtype)))
+        fuse = (self.fc.weight * self.feature_scale).to(features.dtype)
+        context = self.context_norm(F.linear(features, fuse))
         h = block.to(features.dtype)
         for layer in self.layers:
             h = layer(h, context, geometry)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from localspec.distill.synthesise import synthesise
-from localspec.errors import BackendError, MissingError
+from localspec.distill.checks import check_disk, check_shape, check_training, n_parameters
+from localspec.distill.collect import collect
+from localspec.distill.store import check_owner, row_bytes
+from localspec.distill.synthesise import layers_to_read, synthesise
+from localspec.errors import BackendError, MissingError, OptionError
+from localspec.llama import read_header
+
+if TYPE_CHECKING:
+    from localspec.distill.start import Shape
+    from localspec.distill.train import Options
 
 # glibc hands every large buffer back to the system and faults it in again at the next training step, which costs a
 # third of the time. It reads these when a process starts, so training runs in a child.
-WORTH_COMPILING = 0.1  # hours; compiling takes minutes
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 35)}
+WORTH_COMPILING = 0.1  # hours; compiling takes minutes
+N_EVALUATIONS = 40  # of a whole training
 
 
 def distill(
@@ -28,27 +39,103 @@ def distill(
     n_layers: int = 2,
     block_size: int = 8,
     vocab_size: int = 8192,
+    objective: str = "ce",
     prompts: Sequence[str] = (),
+    chats: Path | None = None,
+    two_pass: bool = False,
     n_slots: int = 96,
     n_threads: int | None = None,
+    outtype: str = "auto",
+    hf: Path | None = None,
     seed: int = 0,
 ) -> Path:
     """Make a DFlash 2 drafter for the GGUF file `target`; returns its path, `folder`/drafter.gguf.
 
-    The target writes `n_tokens` tokens of chats of its own (`folder`/data), a drafter of `n_layers` layers is trained
-    on them for `hours` (`folder`/run), and its weights are written as GGUF. Figures on stderr and in JSON logs. Raises
-    MissingError without torch, BackendError when training fails, and what `synthesise` raises for a target that cannot
-    serve.
+    The target writes `n_tokens` tokens of chats of its own, a drafter is trained on them for `hours`, and its weights
+    are encoded, evaluated through llama.cpp on held-out chats, and described in a README.md. Training looks at held-out
+    chats 40 times, keeps the best weights, and ends early when 12 looks in a row bring nothing better.
+
+    Args:
+        prompts: mixed in with the questions the target makes up, or all there is for one without chat template.
+        chats: a data folder of another file of the same model; its chats are read again instead of writing new ones.
+        two_pass: write the chats first and collect the features afterwards, which takes less memory and more time.
+        n_slots: chats written at a time.
+        outtype: encoding of the weights, see `release`.
+        hf: also write a Hugging Face checkpoint into this folder.
+
+    Raises:
+        LocalspecError: anything the user can mend, where it can be known before the work starts.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingError("training needs torch, which is not installed; run: pip install 'localspec[distill]'")
-    data, run, drafter = folder / "data", folder / "run", folder / "drafter.gguf"
-    synthesise(target, data, n_tokens=n_tokens, n_slots=n_slots, prompts=prompts, seed=seed, n_threads=n_threads)
-    settings = {"hours": hours, "layers": n_layers, "block": block_size, "rows": vocab_size, "seed": seed}
-    options = [f"--{name}={value}" for name, value in settings.items()]
-    options += ["--no-compile"] * (hours < WORTH_COMPILING)
-    command = [sys.executable, "-m", "localspec.distill.train", str(data), str(target), f"--out={run}", *options]
-    if subprocess.run(command, env=os.environ | KEEP_MEMORY, check=False).returncode:
+    from localspec.distill.release import check_outtype, release
+    from localspec.distill.start import Shape
+    from localspec.distill.train import Options
+
+    target, folder = Path(target), Path(folder)
+    shape = Shape(n_layers=n_layers, block_size=block_size, n_rows=vocab_size)
+    every_s = max(3600 * hours / N_EVALUATIONS, 1.0)
+    options = Options(
+        hours=hours,
+        objective=objective,
+        eval_every_s=every_s,
+        checkpoint_every_s=min(every_s, 300),
+        compile=hours >= WORTH_COMPILING,
+        n_threads=n_threads,
+        seed=seed,
+    )
+    check_outtype(outtype)
+    if hf is not None and hf.exists() and not (folder / "evaluation.json").exists():
+        raise OptionError(f"{hf} exists; choose another folder with --hf, or remove it.")
+    check(target, folder, shape, options, n_tokens=0 if chats else n_tokens)
+
+    text, data, run = chats or folder / "text", folder / "data", folder / "run"
+    if not chats:
+        into = text if two_pass else data
+        settings = {"n_slots": n_slots, "prompts": prompts, "seed": seed, "n_threads": n_threads}
+        synthesise(target, into, n_tokens=n_tokens, text_only=two_pass, **settings)  # type: ignore[arg-type]
+    if chats or two_pass:
+        collect(target, text, data, n_threads=n_threads)
+    train(target, data, run, shape=shape, options=options)
+    return release(target, data, run, folder, outtype=outtype, n_threads=n_threads, hf=hf)
+
+
+def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_tokens: int) -> None:
+    """Refuse what cannot work, or not here, before any work is done."""
+    import numpy as np
+    import torch
+
+    from localspec.distill.start import TargetFile, mask_token
+
+    header = read_header(target)
+    n_tapped = len(layers_to_read(header, None))
+    for name in ("text", "data"):
+        check_owner(folder / name, target)
+    check_shape(header, shape)
+    mask_token(TargetFile(target), np.zeros(header.n_vocab, np.int64))
+    if not torch.cuda.is_available():
+        check_training(header, shape, options, n_tapped)
+    is_new = not (folder / "data").exists()
+    features = n_tokens * row_bytes(n_tapped * header.number("{arch}.embedding_length")) * is_new
+    check_disk(folder, features + 20 * n_parameters(header, shape, n_tapped), "the data and the training run")
+
+
+def train(target: Path, data: Path, run: Path, *, shape: Shape, options: Options) -> None:
+    """Train as `localspec.distill.train.train` does, in a child process that ends with this one.
+
+    Raises:
+        BackendError: training failed; the child has said why.
+    """
+    places = {"target": str(target), "data": str(data), "run": str(run)}
+    command = [sys.executable, "-m", "localspec.distill.train"]
+    with subprocess.Popen(command, env=os.environ | KEEP_MEMORY, stdin=subprocess.PIPE, text=True) as child:
+        assert child.stdin
+        child.stdin.write(json.dumps(places | {"shape": asdict(shape), "options": asdict(options)}) + "\n")
+        child.stdin.flush()
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:  # the child has heard it too, and keeps what it has reached
+            child.wait()
+            raise
+    if status:
         raise BackendError(f"training stopped; what it had reached is in {run}: run the same command to go on.")
-    shutil.copyfile(run / "drafter.gguf", drafter)
-    return drafter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -14,6 +16,23 @@ from localspec.distill.model import Drafter, DrafterConfig, Layer
 from localspec.distill.store import Data
 from localspec.distill.windows import Ints, answer_counts, feature_rms, split
 from localspec.errors import ModelError, OptionError
+from localspec.llama import read_header
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a drafter is made of; the rest is the target's (width, heads, feed-forward, rotation)."""
+
+    n_layers: int = 2
+    block_size: int = 8
+    n_rows: int = 8192  # tokens it can draft
+    n_tapped: int | None = None  # layers it reads, of those collected; None: all
+    selector_rank: int = 64
+    top_k: int = 16
+    conv_group: int = 16
+    conv: bool = True  # False: the convolutions stay the identity
+    copy_layers: bool = True  # start from the target's last layers, else from random ones
+
 
 # Weights of these store the query and key rows of a head for interleaved RoPE.
 INTERLEAVED_ROPE = frozenset({"llama"})
@@ -37,7 +56,8 @@ class TargetFile:
         """The value of `<architecture>.<key>`."""
         field = self.reader.fields.get(f"{self.architecture}.{key}")
         if field is not None:
-            return float(field.contents())
+            value = field.contents()
+            return float(max(value) if isinstance(value, list) else value)  # a list has an entry per layer
         if default is None:
             raise ModelError(f"{self.path.name} does not say {self.architecture}.{key}.")
         return default
@@ -59,6 +79,10 @@ class TargetFile:
             if key.startswith(prefix) and key.endswith(suffix)
         }
 
+    def tokenizer_sha256(self) -> str:
+        """The hash of the vocabulary, as `localspec.llama.read_header` computes it."""
+        return read_header(self.path).strings["tokenizer.ggml.tokens"][1]
+
     def end_tokens(self) -> set[int]:
         """Tokens that end an answer."""
         special = self.special_tokens()
@@ -67,7 +91,7 @@ class TargetFile:
 
 
 def mask_token(target: TargetFile, counts: Ints) -> int:
-    """The first control or unused token without a role that the data never contains.
+    """The control or unused token without a role that the data contains least; of equals the first.
 
     Args:
         counts: how often each token occurs anywhere in the data, [n_vocab].
@@ -77,19 +101,19 @@ def mask_token(target: TargetFile, counts: Ints) -> int:
     """
     types = target.reader.fields["tokenizer.ggml.token_type"].contents()
     taken = set(target.special_tokens().values()) | target.end_tokens()
-    for token, kind in enumerate(types):
-        special = kind in (TokenType.CONTROL, TokenType.UNUSED)
-        if special and token not in taken and not counts[token]:
-            return token
-    raise ModelError(
-        f"{target.path.name} has no free special token to mark empty slots with: every control "
-        "or unused token of its vocabulary has a role or occurs in the data."
-    )
+    special = (TokenType.CONTROL, TokenType.UNUSED)
+    free = [token for token, kind in enumerate(types) if kind in special and token not in taken]
+    if not free:
+        raise ModelError(
+            f"{target.path.name} has no free special token to mark empty slots with: every control or unused token of "
+            "its vocabulary has a role."
+        )
+    return min(free, key=lambda token: int(counts[token]))
 
 
 def kept_tokens(target: TargetFile, counts: Ints, n_rows: int, mask: int) -> Tensor:
     """The `n_rows` most frequent tokens and those that end answers, ascending, int64 [n_rows]."""
-    if not 0 < n_rows < len(counts):
+    if not 0 < n_rows <= len(counts):
         raise OptionError(f"A drafter cannot keep {n_rows} of the {len(counts)} tokens it may say.")
     rank = counts.copy()
     rank[list(target.end_tokens())] = counts.max() + 1
@@ -98,48 +122,57 @@ def kept_tokens(target: TargetFile, counts: Ints, n_rows: int, mask: int) -> Ten
     return torch.from_numpy(np.sort(kept))
 
 
-def fresh_drafter(
-    target: TargetFile,
-    data: Data,
-    *,
-    n_layers: int = 3,
-    n_rows: int = 8192,
-    block_size: int = 8,
-    selector_rank: int = 64,
-    top_k: int = 16,
-    conv_group: int = 16,
-    copy_layers: bool = True,
-) -> Drafter:
+def tapped(layers: Sequence[int], n: int | None) -> tuple[int, ...]:
+    """`n` of the collected layers, evenly spread and the last among them; all of them for None.
+
+    Raises:
+        OptionError: there are not so many.
+    """
+    if n is None:
+        return tuple(layers)
+    if not 0 < n <= len(layers):
+        raise OptionError(f"A drafter cannot read {n} of the {len(layers)} layers that were collected.")
+    picked = np.linspace(len(layers) - 1, 0, n).round().astype(int)
+    return tuple(sorted(layers[i] for i in picked))
+
+
+def fresh_drafter(target: TargetFile, data: Data, shape: Shape) -> Drafter:
     """A drafter that fits the target and the data; see `initialise` for its weights."""
     counts = np.bincount(data.tokens, minlength=data.meta.n_vocab)
     mask = mask_token(target, counts)
     training, _ = split(data)
-    kept = kept_tokens(target, answer_counts(data, training), n_rows, mask)
+    kept = kept_tokens(target, answer_counts(data, training), shape.n_rows, mask)
     n_embd, n_heads = int(target.number("embedding_length")), int(target.number("attention.head_count"))
     config = DrafterConfig(
         n_embd=n_embd,
-        n_layers=n_layers,
+        n_layers=shape.n_layers,
         n_heads=n_heads,
         n_kv_heads=int(target.number("attention.head_count_kv", n_heads)),
         head_dim=int(target.number("attention.key_length", n_embd // n_heads)),
         n_ff=int(target.number("feed_forward_length")),
         rope_theta=target.number("rope.freq_base", 10000.0),
         rms_eps=target.number("attention.layer_norm_rms_epsilon"),
-        target_layers=data.meta.layers,
+        target_layers=tapped(data.meta.layers, shape.n_tapped),
         n_vocab=data.meta.n_vocab,
-        n_rows=n_rows,
+        n_rows=shape.n_rows,
         mask_token=mask,
-        block_size=block_size,
-        selector_rank=selector_rank,
-        top_k=top_k,
-        conv_group=conv_group,
+        block_size=shape.block_size,
+        selector_rank=shape.selector_rank,
+        top_k=shape.top_k,
+        conv_group=shape.conv_group,
+        conv=shape.conv,
     )
-    embeddings = target.tensor("token_embd.weight")
-    if embeddings is None:
-        raise ModelError(f"{target.path.name} has no token embeddings.")
-    drafter = Drafter(config, embeddings, kept)
-    initialise(drafter, target, data, copy_layers=copy_layers)
+    drafter = Drafter(config, embeddings(target), kept)
+    initialise(drafter, target, data, copy_layers=shape.copy_layers)
     return drafter
+
+
+def embeddings(target: TargetFile) -> Tensor:
+    """The target's token embeddings, float32 [n_vocab, H], which a drafter shares."""
+    found = target.tensor("token_embd.weight")
+    if found is None:
+        raise ModelError(f"{target.path.name} has no token embeddings.")
+    return found
 
 
 @torch.no_grad()
@@ -150,12 +183,12 @@ def initialise(drafter: Drafter, target: TargetFile, data: Data, *, copy_layers:
     head = target.tensor("output.weight")
     drafter.head.weight.copy_((drafter.embeddings if head is None else head)[drafter.kept])
     _copy(drafter.output_norm.weight, target.tensor("output_norm.weight"))
-    drafter.feature_scale.copy_(torch.from_numpy(1.0 / feature_rms(data)))
+    drafter.feature_scale.copy_(torch.from_numpy(1.0 / feature_rms(data, config.target_layers)))
     average = torch.eye(config.n_embd).repeat(1, len(config.target_layers))
     drafter.fc.weight.add_(average / len(config.target_layers))
-    if copy_layers:
-        first = int(target.number("block_count")) - config.n_layers
-        for i, layer in enumerate(drafter.layers):
+    first = int(target.number("block_count")) - config.n_layers
+    for i, layer in enumerate(drafter.layers):
+        if copy_layers and first + i >= 0:
             assert isinstance(layer, Layer)
             _copy_layer(layer, target, first + i)
 

@@ -2,7 +2,7 @@
 
 A folder holds
 
-    meta.json     whose work it is: target, target_sha256, n_embd, layers, n_vocab
+    meta.json     whose work it is: target, target_sha256, n_embd, layers, n_vocab, tokenizer_sha256 (where known)
     tokens.bin    int32, all chats one after the other
     features.bin  float16 [n_tokens, n_layers * n_embd]: row i is what the target's `layers` were
                   given when token i was decoded, layer after layer
@@ -10,13 +10,16 @@ A folder holds
                   where it was asked
     chats.jsonl   a line a chat: `start` (row), `n` (rows), `questions` and `answers` (spans
                   [from, to) inside the chat) and figures; written last, so a line vouches for its rows
+
+A folder without `layers` holds text alone: tokens and chats, for `collect` to fill in the rest elsewhere.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +29,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from localspec.errors import MissingError, OptionError
+from localspec.errors import MissingError, ModelError, OptionError
 
 Ids = NDArray[np.int32]
 Halves = NDArray[np.float16]
@@ -34,6 +37,11 @@ Span = tuple[int, int]
 N_CANDIDATES = 8
 CANDIDATES = np.dtype([("id", "<i4", N_CANDIDATES), ("logit", "<f2", N_CANDIDATES)])  # id -1: none
 NONE = np.array((-1, 0), CANDIDATES)
+
+
+def row_bytes(width: int) -> int:
+    """Bytes on disk a token takes: id, features [width] and candidates."""
+    return 4 + 2 * width + CANDIDATES.itemsize
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Meta:
     n_embd: int
     layers: tuple[int, ...]
     n_vocab: int
+    tokenizer_sha256: str = ""  # of the token texts; empty in folders of earlier versions
 
     @property
     def width(self) -> int:
@@ -59,7 +68,9 @@ class Meta:
     @property
     def files(self) -> dict[str, int]:
         """The files with a row per token, and the bytes of one."""
-        return {"tokens.bin": 4, "features.bin": 2 * self.width, "candidates.bin": CANDIDATES.itemsize}
+        text = {"tokens.bin": 4}
+        rest = {"features.bin": 2 * self.width, "candidates.bin": CANDIDATES.itemsize}
+        return text | rest if self.layers else text
 
 
 @dataclass(frozen=True)
@@ -84,29 +95,52 @@ class ChatRecord:
 
 
 @dataclass(frozen=True)
-class Data:
-    """A folder opened for reading; the arrays are memory maps."""
+class Text:
+    """The chats of a folder; `tokens` [n_tokens] is a memory map."""
 
     meta: Meta
     chats: list[ChatRecord]
-    tokens: Ids  # [n_tokens]
+    tokens: Ids
+
+
+@dataclass(frozen=True)
+class Data(Text):
+    """A folder opened for reading; the arrays are memory maps."""
+
     features: Halves  # [n_tokens, n_layers * n_embd]
     candidates: NDArray[np.void]  # CANDIDATES [n_tokens]
 
+    def rows(self, where: slice | NDArray[np.int64], layers: Sequence[int]) -> Halves:
+        """Features of some tokens at some of the collected layers, [n, len(layers) * n_embd]."""
+        found = self.features[where]
+        if tuple(layers) == self.meta.layers:
+            return found
+        planes = found.reshape(len(found), len(self.meta.layers), -1)
+        picked: Halves = planes[:, [self.meta.layers.index(layer) for layer in layers]].reshape(len(found), -1)
+        return picked
 
-def read(folder: Path) -> Data:
-    """Open what is finished so far, also while a writer is at work. Raises MissingError if nothing is."""
+
+def read_text(folder: Path) -> Text:
+    """Open the chats finished so far, also while a writer is at work. Raises MissingError if there are none."""
     chats = _read_chats(folder)
     if not chats:
         raise MissingError(f"{folder} holds no finished chats yet; run the synthesis first.")
-    meta = _read_meta(folder)
     n = chats[-1].start + chats[-1].n
+    return Text(_read_meta(folder), chats, np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)))
+
+
+def read(folder: Path) -> Data:
+    """Open chats with features and candidates, else as `read_text`. Raises MissingError if it holds text alone."""
+    text = read_text(folder)
+    n, width = len(text.tokens), text.meta.width
+    for name, a_row in (("features.bin", 2 * width), ("candidates.bin", CANDIDATES.itemsize)):
+        path = folder / name
+        if not path.exists() or not width or path.stat().st_size < n * a_row:
+            raise MissingError(f"{folder} holds text without {name}; collect what is missing with --chats {folder}.")
     return Data(
-        meta,
-        chats,
-        np.memmap(folder / "tokens.bin", np.int32, "r", shape=(n,)),
-        np.memmap(folder / "features.bin", np.float16, "r", shape=(n, meta.width)),
-        np.memmap(folder / "candidates.bin", CANDIDATES, "r", shape=(n,)),
+        **vars(text),
+        features=np.memmap(folder / "features.bin", np.float16, "r", shape=(n, width)),
+        candidates=np.memmap(folder / "candidates.bin", CANDIDATES, "r", shape=(n,)),
     )
 
 
@@ -157,8 +191,9 @@ class Store:
         assert features.shape == (len(tokens), self.meta.width)
         assert candidates.shape == tokens.shape
         chat = ChatRecord(self.n_tokens, len(tokens), tuple(questions), tuple(answers), figures)
-        for file, data in zip(self._rows, (tokens, features, candidates), strict=True):
-            file.write(np.ascontiguousarray(data).view(np.uint8).data)
+        rows: dict[str, NDArray[Any]] = {"tokens.bin": tokens, "features.bin": features, "candidates.bin": candidates}
+        for name, file in self._rows.items():
+            file.write(np.ascontiguousarray(rows[name]).view(np.uint8).data)
             file.flush()
         self._lines.write(chat.to_json() + "\n")
         self._lines.flush()
@@ -174,28 +209,28 @@ class Store:
             part.replace(path)
             return
         theirs, ours = asdict(_read_meta(self.folder)), asdict(self.meta)
-        differs = [key for key in ours if key != "target" and theirs[key] != ours[key]]
+        differs = [key for key in ours if key != "target" and theirs[key] != "" and theirs[key] != ours[key]]
         if differs:
-            key = differs[0]
-            raise OptionError(
-                f"{self.folder} holds work for {theirs['target']} ({key} {theirs[key]}), this is "
-                f"{ours['target']} ({key} {ours[key]}); choose another output folder."
-            )
+            raise _other_work(self.folder, differs[0], theirs, ours)
 
     def _open(self) -> None:
         """Cut off what a killed writer left behind the last finished chat, then append."""
-        self._rows: list[IO[bytes]] = []
+        self._rows: dict[str, IO[bytes]] = {}
         for name, row_bytes in self.meta.files.items():
-            file = (self.folder / name).open("ab")
+            file = self._rows[name] = (self.folder / name).open("ab")
+            if file.tell() < row_bytes * self.n_tokens:
+                raise OptionError(
+                    f"{self.folder / name} holds less than the chats beside it; collect it anew elsewhere with --chats "
+                    f"{self.folder}."
+                )
             file.truncate(row_bytes * self.n_tokens)
-            self._rows.append(file)
         path = self.folder / "chats.jsonl"
         if path.exists():  # a line cut short by the kill
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._lines = path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        for file in self._rows:
+        for file in self._rows.values():
             file.close()
         self._lines.close()
         self._lock.release()
@@ -210,6 +245,30 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_owner(folder: Path, target: Path) -> None:
+    """Raises OptionError if `folder` holds work for another file than `target`."""
+    if (folder / "meta.json").exists():
+        key, theirs = "target_sha256", asdict(_read_meta(folder))
+        if theirs[key] != (ours := file_sha256(target)):
+            raise _other_work(folder, key, theirs, {"target": target.name, key: ours})
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file. Raises ModelError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
+
+
+def _other_work(folder: Path, key: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> OptionError:
+    return OptionError(
+        f"{folder} holds work for {theirs['target']} ({key} {theirs[key]}), this is {ours['target']} ({key} "
+        f"{ours[key]}); choose another output folder."
+    )
 
 
 def _read_meta(folder: Path) -> Meta:

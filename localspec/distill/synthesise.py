@@ -7,11 +7,7 @@ and what all chats begin with alike is decoded once and stays in memory.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.compat import TARGET_ARCHS, check_target
-from localspec.distill.chats import Chat, Chats, Recipe, Script, Setting
-from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store
+from localspec.distill.chats import Chat, Chats, Recipe, Setting
+from localspec.distill.chats import setting as how_it_speaks
+from localspec.distill.checks import check_disk, check_synthesis
+from localspec.distill.meter import Meter
+from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store, file_sha256
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
 
@@ -63,6 +62,12 @@ def candidates(row: Floats, *, reach: float = 8.0) -> NDArray[np.void]:
     found = NONE.copy()
     found["id"][: len(near)], found["logit"][: len(near)] = near, np.clip(row[near], -HALF_MAX, HALF_MAX)
     return found
+
+
+def layer_inputs(ctx: Context, layers: Sequence[int], n: int) -> Halves:
+    """Features of the last decode's `n` tokens, [n, len(layers) * n_embd], in batch order."""
+    rows = [np.clip(ctx.layer_input(layer, n), -HALF_MAX, HALF_MAX).astype(np.float16) for layer in layers]
+    return np.concatenate(rows, axis=1) if rows else np.zeros((n, 0), np.float16)
 
 
 @dataclass
@@ -131,17 +136,12 @@ class Slots:
             [p == len(chat.tokens) - 1 and not chat.end for chat, p in zip(self._chats, pos, strict=True)], np.int8
         )
         self._ctx.decode(tokens, self._pos, seq=self._seqs, output=output)
-        self._keep_features(len(tokens))
+        self._features[self._seqs, self._pos] = layer_inputs(self._ctx, self._layers, len(tokens))
         self._candidates[self._seqs, self._pos] = NONE
         if output.any():
             self._sample(np.flatnonzero(output))
         self._pos += 1
         return list(self._replace())
-
-    def _keep_features(self, n: int) -> None:
-        rows = np.concatenate([self._ctx.layer_input(il, n) for il in self._layers], axis=1)
-        np.clip(rows, -HALF_MAX, HALF_MAX, out=rows)
-        self._features[self._seqs, self._pos] = rows
 
     def _sample(self, which: NDArray[np.intp]) -> None:
         chats, logits = [self._chats[i] for i in which], self._ctx.logits(len(which))
@@ -166,7 +166,7 @@ class Slots:
         The last token of the head is decoded anew: a chat without opener needs its logits.
         """
         kept = self._ctx.first_position(seq=i) == 0  # not so in windows and recurrent states
-        n = min(len(self._setting.script.head), int(self._pos[i])) - 1 if kept else 0
+        n = max(min(len(self._setting.script.head), int(self._pos[i])) - 1, 0) if kept else 0
         self._ctx.remove(n, seq=i)
         self._pos[i] = n
 
@@ -179,6 +179,7 @@ def synthesise(
     hours: float | None = None,
     n_slots: int = 64,
     layers: Sequence[int] | None = None,
+    text_only: bool = False,
     prompts: Sequence[str] = (),
     seed: int = 0,
     n_threads: int | None = None,
@@ -187,24 +188,26 @@ def synthesise(
 ) -> Tally:
     """Fill `folder` with at least `n_tokens` tokens of chats and features, or as many as `hours` allow.
 
-    Goes on where an earlier call, finished or killed, has stopped. `layers` are counted as GGUF counts them; without a
-    GPU each of `n_threads` threads runs its share of the slots. Raises a LocalspecError when the target cannot serve,
-    has no chat template, the folder holds another target's work, or the disk is too small.
+    Goes on where an earlier call, finished or killed, has stopped. `layers` are counted as GGUF counts them; with
+    `text_only` no features are kept, which saves memory and leaves them to `collect`. Without a GPU each of `n_threads`
+    threads runs its share of the slots. A target without chat template goes on with `prompts` as plain text. Raises a
+    LocalspecError when the target cannot serve, has neither chat template nor prompts, the folder holds another
+    target's work, or memory or disk are too small.
     """
     path, folder, recipe = Path(target), Path(folder), recipe or Recipe()
     header = read_header(path)
-    layers = _check(header, layers)
+    layers = [] if text_only else layers_to_read(header, layers)
     n_workers = 1 if gpu_offload() else min(n_threads or default_threads(), n_slots)
     if n_workers < 1:
         raise OptionError(f"{n_slots} slots on {n_threads} threads hold no chat; use 1 or more.")
     with Model(path) as model, ExitStack() as stack:
-        setting = Setting(recipe, Script.of(model.chat_template, model.vocab), model.vocab, prompts, seed)
-        meta = Meta(path.name, _sha256(path), model.n_embd, tuple(layers), model.vocab.n_tokens)
-        store = stack.enter_context(Store(folder, meta))
+        setting = how_it_speaks(model.chat_template, model.vocab, recipe, prompts, seed)
+        store = stack.enter_context(Store(folder, describe(header, model, layers)))
         run = _Run(store, n_tokens, hours, log_every_s)
         if store.n_tokens >= n_tokens:
             return run.tally
-        _check_disk(store, n_tokens)
+        check_disk(store.folder, (n_tokens - store.n_tokens) * store.meta.row_bytes, "the chats")
+        check_synthesis(header, n_slots, recipe.n_ctx, len(layers))
         setting.seen.update(store.questions())
         chats = Chats(setting, 1 + max((chat.figures["id"] for chat in store.chats), default=-1))
         flash = None if model.on_gpu else False  # without it many sequences are half as fast on a CPU
@@ -226,8 +229,19 @@ def default_layers(n_layer: int, n: int = 4) -> list[int]:
     return sorted(set(np.linspace(first, last, n).round().astype(int).tolist()))
 
 
-def _check(target: Header, layers: Sequence[int] | None) -> list[int]:
-    """The layers to read, now that llama.cpp can be trusted not to abort over them."""
+def describe(header: Header, model: Model, layers: Sequence[int]) -> Meta:
+    """Whose work a folder of chats with features of `layers` holds."""
+    digest = header.strings["tokenizer.ggml.tokens"][1]
+    return Meta(header.path.name, file_sha256(header.path), model.n_embd, tuple(layers), model.vocab.n_tokens, digest)
+
+
+def layers_to_read(target: Header, layers: Sequence[int] | None) -> list[int]:
+    """`layers`, or those a drafter reads by default.
+
+    Raises:
+        ModelError: llama.cpp does not expose the layer inputs of this architecture and would abort.
+        OptionError: there is no such layer.
+    """
     check_target(target)
     if target.arch not in TARGET_ARCHS:
         raise ModelError(
@@ -250,6 +264,7 @@ class _Run:
 
     def __init__(self, store: Store, n_tokens: int, hours: float | None, log_every_s: float) -> None:
         self._store, self._n_tokens, self._log_every_s = store, n_tokens, log_every_s
+        self._meter = Meter("writing chats", n_tokens, store.folder / "synthesise.jsonl", done=store.n_tokens)
         self.tally = Tally()
         for chat in store.chats:
             self.tally.add(chat.n, chat.answers, chat.figures)
@@ -260,13 +275,13 @@ class _Run:
         self._stop = False
 
     def fill(self, crews: Sequence[Slots]) -> Tally:
-        with ThreadPoolExecutor(len(crews)) as pool:
+        with self._meter, ThreadPoolExecutor(len(crews)) as pool:
             try:
                 for work in [pool.submit(self._work, crew) for crew in crews]:
                     work.result()
             finally:
                 self._stop = True
-        self._report(self._n_begin, self._begin)
+            self._report(self._n_begin, self._begin)
         return self.tally
 
     def _work(self, crew: Slots) -> None:
@@ -286,6 +301,7 @@ class _Run:
             tokens, figures = np.array(chat.tokens, np.int32), chat.figures()
             self._store.append(tokens, features, best, chat.questions, chat.answers, **figures)
             self.tally.add(len(tokens), chat.answers, figures)
+        self._meter.advance(self.tally.n_tokens)
         now = time.monotonic()
         if now - self._last >= self._log_every_s:
             self._report(self._n_last, self._last)
@@ -295,34 +311,10 @@ class _Run:
     def _report(self, n_since: int, since: float) -> None:
         """A line of figures into the log and one for the eye; the rate is that since `since`."""
         tally, now = self.tally, time.monotonic()
-        rate = (tally.n_tokens - n_since) / (now - since)
-        mean = (tally.n_tokens - self._n_begin) / (now - self._begin)
-        left = max(self._n_tokens - tally.n_tokens, 0) / mean / 3600 if mean else None
-        figures = tally.figures() | {"tokens_per_s": round(rate, 1), "hours_left": left}
-        with (self._store.folder / "synthesise.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps({"time": round(time.time())} | figures) + "\n")
-        print(
-            f"{tally.n_tokens:,} of {self._n_tokens:,} tokens in {tally.n_chats:,} chats, "
-            f"{rate:.0f} tokens/s, {'?' if left is None else f'{left:.2f}'} h left, "
-            f"{figures['repeating']:.1%} of the answers repeat",
-            file=sys.stderr,
-            flush=True,
+        rate = (tally.n_tokens - n_since) / max(now - since, 1e-6)
+        figures = tally.figures() | {"time": round(time.time()), "tokens_per_s": round(rate, 1)}
+        note = (
+            f"{tally.n_tokens:,} of {self._n_tokens:,} tokens in {tally.n_chats:,} chats, {rate:.0f} tokens/s, "
+            f"{figures['repeating']:.1%} of the answers repeat"
         )
-
-
-def _check_disk(store: Store, n_tokens: int) -> None:
-    need = (n_tokens - store.n_tokens) * store.meta.row_bytes
-    free = shutil.disk_usage(store.folder).free
-    if need > free:
-        raise OptionError(
-            f"{n_tokens:,} tokens need {need / 1e9:.1f} GB more in {store.folder}, "
-            f"{free / 1e9:.1f} GB are free; ask for fewer tokens."
-        )
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}.") from error
+        self._meter.report(tally.n_tokens, note, figures)

@@ -1,0 +1,153 @@
+"""What each part of a drafter and of its training brings: one line each, at equal training time.
+
+    python benchmarks/distill_ablations.py TARGET.gguf DATA -o FOLDER --minutes 20
+
+DATA is a data folder of `localspec distill`. Every line is a drafter trained from scratch with one thing changed,
+written as Q8_0 and measured through llama.cpp: acceptance length on held-out chats, then tokens a second on prompts at
+each fixed draft length, the best of which is shown. A line that is done is not done again; FOLDER then holds
+ablations.json and ablations.md. Leave the machine alone meanwhile: half of the columns are timings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from localspec import prompts
+from localspec.bench import bench
+from localspec.distill import Options, Shape, evaluate_drafter, read_data, train_drafter
+from localspec.distill.export import export, provenance
+from localspec.distill.start import TargetFile
+from localspec.distill.train import Trained
+from localspec.distill.windows import split
+from localspec.pair import Pair
+
+Changes = Mapping[str, Any]
+VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of Options is changed
+    "base": ({}, {}),
+    "random first layers": ({"copy_layers": False}, {}),
+    "KL to the target": ({}, {"objective": "kl"}),
+    "half KL, half cross-entropy": ({}, {"objective": "mix"}),
+    "no convolution": ({"conv": False}, {}),
+    "no selector": ({}, {"selector_weight": 0.0}),
+    "1 layer": ({"n_layers": 1}, {}),
+    "3 layers": ({"n_layers": 3}, {}),
+    "5 layers": ({"n_layers": 5}, {}),
+    "1 layer tapped": ({"n_tapped": 1}, {}),
+    "2 layers tapped": ({"n_tapped": 2}, {}),
+    "2,048 tokens drafted": ({"n_rows": 2048}, {}),
+    "4,096 tokens drafted": ({"n_rows": 4096}, {}),
+    "16,384 tokens drafted": ({"n_rows": 16384}, {}),
+    "all slots weigh the same": ({}, {"gamma": 1e9}),
+    "weights fall twice as fast": ({}, {"gamma": 2.0}),
+    "D-PACE weights": ({}, {"position_weights": "d-pace"}),
+    "loops a quarter as often": ({}, {"repeat_weight": 0.25}),
+    "no loops": ({}, {"repeat_weight": 0.0}),
+}
+
+
+def train_and_export(target: Path, data: Path, folder: Path, shape: Shape, options: Options) -> Path:
+    """A drafter of that shape as Q8_0 GGUF."""
+    train_drafter(target, data, folder, shape=shape, options=options)
+    file, trained, path = TargetFile(target), Trained.read(folder), folder / "drafter.gguf"
+    export(trained.drafter(file), target, path, provenance=provenance(trained, read_data(data), file))
+    return path
+
+
+def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
+    """Acceptance on held-out chats, and speed on prompts at the draft lengths asked for."""
+    rows = read_data(data)
+    _, held_out = split(rows)
+    found = evaluate_drafter(target, drafter, rows, held_out, n_anchors=args.anchors, n_threads=args.threads)
+    with Pair(target, drafter, n_ctx=2048, n_threads=args.threads) as pair:
+        settings = {"repeats": args.repeats, "max_tokens": args.predict}
+        speeds = {n: bench(pair, texts, draft_max=n, **settings) for n in args.draft_max}
+    best = max(speeds, key=lambda n: speeds[n]["ratio"])
+    return asdict(found) | {
+        "mb": drafter.stat().st_size / 1e6,
+        "draft_max": best,
+        "ratio": speeds[best]["ratio"],
+        "predicted_per_second": speeds[best]["spec"]["predicted_per_second"],
+        "plain_per_second": speeds[best]["plain"]["predicted_per_second"],
+        "draft_ms": 1000 * speeds[best]["spec"]["seconds_per_round"]["draft"],
+        "ratios": {n: figures["ratio"] for n, figures in speeds.items()},
+    }
+
+
+def line(name: str, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
+    """The figures of one variant, from an earlier call or anew."""
+    folder = args.out / name.replace(" ", "-").replace(",", "")
+    path = folder / "result.json"
+    if path.exists():
+        return dict(json.loads(path.read_text()))
+    of_shape, of_options = VARIANTS[name]
+    shape = replace(Shape(n_layers=args.layers, n_rows=args.vocab_size), **of_shape)
+    options = replace(
+        Options(hours=args.minutes / 60, patience=0, eval_every_s=6 * args.minutes, compile=args.compile), **of_options
+    )
+    drafter = train_and_export(args.target, args.data, folder, shape, options)
+    trained = Trained.read(folder)
+    figures = measure(args.target, drafter, args.data, texts, args)
+    result = {"name": name, "step": trained.step, "n_anchors": trained.n_anchors, **figures}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1))
+    part.replace(path)
+    return result
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The results as Markdown."""
+    head = (
+        "| | anchors | acceptance length, fresh | repeating | pool, slot 1 | MB | draft, ms | tokens/s | over plain |"
+    )
+    lines = [head, "|---" * 9 + "|"]
+    for r in results:
+        fresh, repeating = r["figures"]["fresh"], r["figures"]["repeating"]
+        recall = (fresh["recall_per_slot"] or [0])[0]
+        lines.append(
+            f"| {r['name']} | {r['n_anchors'] / 1e6:.2f} M | {fresh['acceptance_length']:.3f} "
+            f"| {repeating['acceptance_length']:.3f} | {recall:.0%} | {r['mb']:.1f} | {r['draft_ms']:.1f} "
+            f"| {r['predicted_per_second']:.0f} at {r['draft_max']} drafted | {r['ratio']:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--anchors", type=int, default=2000, help="blocks to evaluate")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("-t", "--threads", type=int)
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="training time of a line")
+    parser.add_argument("--only", help=f"lines to make, separated by semicolons: {'; '.join(VARIANTS)}")
+    parser.add_argument("--prompts", type=Path, help="prompts to time (default: the package's own)")
+    parser.add_argument("--count", type=int, default=8, help="prompts to time")
+    parser.add_argument("--predict", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--draft-max", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 3])
+    args = parser.parse_args()
+    texts = (prompts.read(args.prompts) if args.prompts else prompts.own())[: args.count]
+    names = [name.strip() for name in args.only.split(";")] if args.only else list(VARIANTS)
+    results = []
+    for name in names:
+        results.append(line(name, args, texts))
+        (args.out / "ablations.json").write_text(json.dumps(results, indent=1))
+        (args.out / "ablations.md").write_text(table(results))
+        print(table(results[-1:]).splitlines()[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()
