@@ -64,16 +64,26 @@ def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args:
     _, held_out = split(rows)
     found = evaluate_drafter(target, drafter, rows, held_out, n_anchors=args.anchors, n_threads=args.threads)
     with Pair(target, drafter, n_ctx=2048, n_threads=args.threads) as pair:
-        settings = {"repeats": args.repeats, "max_tokens": args.predict}
-        speeds = {n: bench(pair, texts, draft_max=n, **settings) for n in args.draft_max}
+        runs = {
+            n: bench(
+                pair,
+                {"prompts": texts},
+                modes=["greedy"],
+                repeats=args.repeats,
+                max_tokens=args.predict,
+                draft_max=n,
+            )["modes"]
+            for n in args.draft_max
+        }
+    speeds = {n: modes["greedy"] for n, modes in runs.items()}
     best = max(speeds, key=lambda n: speeds[n]["ratio"])
     return asdict(found) | {
         "mb": drafter.stat().st_size / 1e6,
         "draft_max": best,
         "ratio": speeds[best]["ratio"],
-        "predicted_per_second": speeds[best]["spec"]["predicted_per_second"],
-        "plain_per_second": speeds[best]["plain"]["predicted_per_second"],
-        "draft_ms": 1000 * speeds[best]["spec"]["seconds_per_round"]["draft"],
+        "predicted_per_second": speeds[best]["predicted_per_second"],
+        "plain_per_second": runs[best]["plain"]["predicted_per_second"],
+        "draft_ms": 1000 * speeds[best]["seconds_per_round"]["draft"],
         "ratios": {n: figures["ratio"] for n, figures in speeds.items()},
     }
 

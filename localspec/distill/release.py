@@ -58,7 +58,7 @@ def release(
         card.write(folder, work.trained, work.data, TargetFile(target), encoding, evaluation)
         _write_json(marker, {**wanted, "encoding": encoding, **asdict(evaluation), "tried": work.tried()})
     if hf is not None and (is_new or not hf.exists()):
-        from localspec.distill.hf import write_hf  # type: ignore[import-not-found, unused-ignore]
+        from localspec.distill.hf import write_hf
 
         write_hf(work.trained.drafter(work.file), hf, target_name=work.data.meta.target)
     return drafter
