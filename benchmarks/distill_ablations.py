@@ -149,7 +149,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--draft-max", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 3])
     args = parser.parse_args()
-    texts = (prompts.read(args.prompts) if args.prompts else sum(prompts.own().values(), []))[: args.count]
+    texts = (prompts.read(args.prompts) if args.prompts else [p for some in prompts.own().values() for p in some])[
+        : args.count
+    ]
     names = [name.strip() for name in args.only.split(";")] if args.only else list(VARIANTS)
     results = []
     for name in names:

@@ -9,9 +9,9 @@ import pytest
 from localspec.stats import Round, Stats, total
 
 ROUNDS = [
-    Round([1, 2, 3], n_drafted=3, n_accepted=2, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
-    Round([4], n_drafted=3, n_accepted=0, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
-    Round([5, 6], n_drafted=1, n_accepted=1, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
+    Round([1, 2, 3], n_drafted=3, n_deep=3, n_accepted=2, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
+    Round([4], n_drafted=3, n_deep=3, n_accepted=0, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
+    Round([5, 6], n_drafted=1, n_deep=1, n_accepted=1, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),
     Round([7], n_drafted=0, n_accepted=0, verify_s=0.5, total_s=1.0),
 ]
 
