@@ -148,7 +148,8 @@ def _sampling(values: dict[str, Any]) -> dict[str, Any]:
     n = values["predict"]
     if n < -1 or n == 0:
         raise OptionError(f"-n must be at least 1, or -1 for no limit, not {n}.")
-    values = values | {"temperature": values["temp"], "max_tokens": None if n == -1 else n}
+    seed = None if values["seed"] == -1 else values["seed"]  # llama.cpp's spelling of a new one
+    values = values | {"temperature": values["temp"], "max_tokens": None if n == -1 else n, "seed": seed}
     return {name: values[name] for name in SAMPLING}
 
 
@@ -194,6 +195,9 @@ def run(**values: Any) -> None:
         click.echo(json.dumps(fields | {"stats": result.stats.as_dict()}, ensure_ascii=False))
     elif not result.text.endswith("\n"):
         click.echo()
+    if result.finish_reason == "cancelled":
+        terminal.note("stopped")
+        sys.exit(130)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -232,10 +236,11 @@ prompt_options = options(
 
 @main.command()
 @model_options
-@path_options
+@click.option("--path", default="greedy", show_default=True, help="How to draft: greedy, expected, tree, auto, ngram.")
+@click.option("--draft-max", type=int, help="Most tokens drafted a round (default: the whole block; a tree of 16).")
 @prompt_options
 def check(**values: Any) -> None:
-    """Prove the output: every prompt with and without the drafter, token by token (whole greedy chains, or --path).
+    """Prove the output: every prompt with and without the drafter, token by token.
 
     Where the two differ, the plain decoder's two best logits are printed; a difference counts as a near-tie only if
     they lie within 1 % of each other. Exit status 0 only if nothing else differs.
@@ -252,7 +257,7 @@ def check(**values: Any) -> None:
                 pair,
                 texts,
                 max_tokens=values["predict"],
-                path=values["path"] or "greedy",
+                path=values["path"],
                 draft_max=values["draft_max"],
                 each=lambda *_: advance(),
             )
@@ -275,12 +280,13 @@ def check(**values: Any) -> None:
 def bench(**values: Any) -> None:
     """Measure ways of decoding, alternating in one process: plain, greedy, expected, tree, ngram, auto."""
     from localspec import terminal
-    from localspec.bench import MODES, bench, oracle, plot
+    from localspec.bench import MODES, bench, check_plot, oracle, plot
 
-    modes = values["modes"].split(",")
+    modes = [mode.strip() for mode in values["modes"].split(",")]
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise OptionError(f"there is no mode {unknown[0]!r}; choose from {', '.join(MODES)}.")
     n_modes = len({"plain", *modes}) + (values["synthetic"] is not None)
+    check_plot(values["plot"])
     given = _given(values["file"])
     with _load(values) as pair:
         _need_drafter(pair)
@@ -299,12 +305,12 @@ def bench(**values: Any) -> None:
                 each=lambda *_: advance(),
             )
         figures |= oracle(pair, texts, max_tokens=values["predict"])
-    if values["plot"]:
-        plot(figures, values["plot"])
     if values["as_json"]:
         click.echo(json.dumps(figures))
     else:
         terminal.show_bench(figures)
+    if values["plot"]:
+        plot(figures, values["plot"])
 
 
 @main.command()
@@ -313,10 +319,8 @@ def tune(**values: Any) -> None:
     """Measure anew what drafting costs on this machine, and forget what it has brought so far."""
     from localspec import terminal
 
-    with _load(values) as pair:
-        _need_drafter(pair)
-        with terminal.status("measuring", quiet=values["verbose"]):
-            record = pair.tune()
+    with _load(values) as pair, terminal.status("measuring", quiet=values["verbose"]):
+        record = pair.tune()
     terminal.show_costs(record.staircase)
 
 

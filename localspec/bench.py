@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from localspec import paths
-from localspec.errors import MissingError
+from localspec.errors import MissingError, OptionError
 from localspec.lattice import Lattice
 from localspec.llama import default_threads, system_info
 from localspec.ngram import repeats as repeats_itself
@@ -132,13 +132,18 @@ def oracle(pair: Pair, prompts: Sequence[str], *, max_tokens: int) -> dict[str, 
     return {"acceptance_length": 1 + float(np.mean(greedy)), "oracle_acceptance_length": 1 + float(np.mean(best))}
 
 
-def plot(figures: Mapping[str, Any], path: Path) -> None:
-    """Draw speed-ups by class of prompts, and the share of rounds that kept each slot, into a PNG file.
-
-    Raises MissingError without matplotlib.
-    """
+def check_plot(path: Path | None) -> None:
+    """Raises MissingError without matplotlib and OptionError for a folder that is not there, before all the work."""
+    if path is None:
+        return
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingError("a plot needs matplotlib, which is not installed; run: pip install 'localspec[plot]'")
+    if not path.parent.is_dir():
+        raise OptionError(f"there is no folder {path.parent} for the plot; create it, or name another.")
+
+
+def plot(figures: Mapping[str, Any], path: Path) -> None:
+    """Draw speed-ups by class of prompts, and the share of rounds that kept each slot, into a PNG file."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

@@ -31,7 +31,7 @@ class Chat:
     """
 
     def __init__(self, pair: Pair, *, system: str | None = None) -> None:
-        self._pair, self._template = pair, need_template(pair)
+        self.pair, self._template = pair, need_template(pair)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self._said: list[tuple[str, list[int]]] = []  # after each answer: all text and all tokens so far
 
@@ -50,7 +50,7 @@ class Chat:
         turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
         rendered = self._template.render(turn)
         ids = self._tokens(rendered)
-        stream = self._pair.stream(ids, **options)
+        stream = self.pair.stream(ids, **options)
         return stream.wrap(self._listen(turn, rendered, ids, stream))
 
     def _listen(self, turn: list[Message], rendered: str, ids: list[int], stream: Stream) -> Generator[Chunk]:
@@ -65,7 +65,7 @@ class Chat:
 
     def _words(self, result: Result) -> list[int]:
         """The answer as it was said, or made from its text where that was cut short (at a stop string)."""
-        vocab = self._pair.vocab
+        vocab = self.pair.vocab
         said = [token for token in result.tokens if not vocab.is_eog(token)]
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # as the stream: half a character is dropped
         spoken = decode(b"".join(map(vocab.piece, said)))

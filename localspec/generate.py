@@ -112,7 +112,7 @@ class Engine:
     def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
         """The tokens this round emits and the rows of the batch that decided on them."""
         recent = self.tokens[-sampler.window :] if sampler.window else []
-        if isinstance(draft, Path) and draft.q is not None:
+        if isinstance(draft, Path) and draft.q is not None and sampler.params.temperature > 0:
             return rejection(rows, draft, lambda row, said: sampler.distribution(row, recent + said), sampler)
         n = len(self.tokens)
         return sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said, n + len(said)))

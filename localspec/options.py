@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Any, TypedDict
 
 from localspec.errors import OptionError
@@ -59,11 +60,13 @@ class Settings:
         given: dict[str, Any] = dict(options)
         if unknown := given.keys() - Options.__annotations__.keys():
             raise OptionError(f"unknown option {min(unknown)!r}; choose from {', '.join(Options.__annotations__)}.")
+        if not callable(given.get("progress") or print):
+            raise OptionError(f"progress must be a function of two numbers, not {given['progress']!r}.")
         stop = given.get("stop") or ()
         if not isinstance(stop, Sequence):
             raise OptionError(f"stop must be a text or a list of texts, not {stop!r}.")
         names = {f.name for f in fields(SamplingParams)}
-        path = _path(given.get("path"), drafting)
+        path = _path(given, drafting)
         return cls(
             SamplingParams(**{name: value for name, value in given.items() if name in names}),
             Limits(given.get("max_tokens"), (stop,) if isinstance(stop, str) else tuple(stop)),
@@ -76,19 +79,21 @@ class Settings:
         )
 
 
-def check_whole(name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is neither None nor a whole number from `low` to `high`."""
+def check_whole(name: str, value: object, low: int, high: int, why: str = "") -> None:
+    """Refuse what is neither None nor a whole number from `low` to `high`; `why` says where the border comes from."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise OptionError(f"{name} must be a whole number, not {value!r}.")
     if not low <= value <= high:
-        raise OptionError(f"{name} must be at least {low:,} and at most {high:,}, not {value:,}.")
+        raise OptionError(f"{name} must be at least {low:,} and at most {high:,}{why}, not {value:,}.")
 
 
 def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None) -> bool:
     """Whether anything is drafted, by `spec` and the bounds of a draft."""
     spec, most, least, p_min = (given.get(name) for name in ("spec", "draft_max", "draft_min", "draft_p_min"))
+    if spec not in (None, True, False):
+        raise OptionError(f"spec must be True, False or None, not {spec!r}.")
     wanted = next((f"{name} is {value}" for name, value in (("draft_max", most), ("draft_min", least)) if value), None)
     if drafting is None:
         if wanted := wanted or ("spec is on" if spec else None):
@@ -98,8 +103,9 @@ def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None
         raise OptionError(f"{wanted}, but nothing is drafted with spec off; leave out one of the two.")
     chain = path in ("greedy", "expected", "sampled")  # through the pool: no longer than the block
     longest = drafting.n_slots if chain else drafting.draft_max
-    check_whole("draft_max", most, 0, longest)
-    check_whole("draft_min", least, 0, longest if most is None else most)
+    why = f" (a block of {longest + 1} tokens, the last one said included)" if chain else ""
+    check_whole("draft_max", most, 0, longest, why)
+    check_whole("draft_min", least, 0, longest if most is None else most, why)
     if p_min is not None and not (isinstance(p_min, (int, float)) and 0 <= p_min <= 1):
         raise OptionError(f"draft_p_min must be a number from 0 to 1, not {p_min!r}.")
     if path != "auto" and (least or p_min):
@@ -107,33 +113,51 @@ def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None
     return spec is not False and most != 0
 
 
-def _path(path: object, drafting: Drafting | None) -> str | Select:
-    if path is None:
-        return "auto"
+def _path(given: dict[str, Any], drafting: Drafting | None) -> str | Select:
+    path = given.get("path") or "auto"
     if callable(path) and drafting:
-        return _checked(path, drafting)
+        return _checked(path, drafting, given.get("draft_max"))
     if path in PATHS:
         return str(path)
     raise OptionError(f"path must be one of {', '.join(PATHS)}, or a function of a Lattice, not {path!r}.")
 
 
-def _checked(select: Select, drafting: Drafting) -> Select:
-    """`select`, its drafts checked: llama.cpp would abort over some that a user's function may return."""
+def _checked(select: Select, drafting: Drafting, most: int | None) -> Select:
+    """`select`, its drafts checked and cut to `most` tokens: llama.cpp would abort over some a function may return."""
 
     def checked(lattice: Lattice) -> Draft:
         draft = select(lattice)
         if not isinstance(draft, (Path, Tree)):
             raise OptionError(f"path returned {draft!r}; it must return a Path or a Tree of localspec.paths.")
+        draft = _plain(draft)
         if bad := [token for token in draft.tokens if not 0 <= token < drafting.n_vocab]:
             raise OptionError(f"path drafted token {bad[0]}; the vocabulary has {drafting.n_vocab:,} tokens.")
-        if len(draft.tokens) > drafting.draft_max:
-            raise OptionError(
-                f"path drafted {len(draft.tokens)} tokens; one pass verifies {drafting.draft_max} at most."
-            )
+        draft = draft if most is None else draft.head(most)
+        if (n := len(draft.tokens)) > drafting.draft_max:
+            raise OptionError(f"path drafted {n} tokens; one pass verifies {drafting.draft_max} at most.")
         _check_tree(draft.parents, drafting.max_leaves)
         return draft
 
     return checked
+
+
+def _plain(draft: Draft) -> Draft:
+    """The same made of plain lists; OptionError for one that is not whole."""
+    try:
+        tokens, parents = [index(token) for token in draft.tokens], [index(parent) for parent in draft.parents]
+        survival = [float(chance) for chance in draft.survival]
+    except TypeError as error:
+        raise OptionError(f"path returned a draft whose tokens or parents are no whole numbers ({error}).") from error
+    if not len(tokens) == len(parents) == len(survival):
+        raise OptionError(
+            f"path returned {len(tokens)} tokens, {len(parents)} parents and {len(survival)} probabilities; "
+            "a draft has as many of each."
+        )
+    if isinstance(draft, Tree):
+        return Tree(tokens, parents, survival)
+    if draft.q is not None and len(draft.q) != len(tokens):
+        raise OptionError(f"path returned {len(tokens)} tokens and q for {len(draft.q)}; every drawn token has its q.")
+    return Path(tokens, survival, draft.q)
 
 
 def _check_tree(parents: list[int], max_leaves: int) -> None:

@@ -120,7 +120,7 @@ class Auto:
         self._index, self._room = 0, 0
         self._verify = record.staircase.verify
         self._spent = 0.0  # seconds this round has drafted
-        self._echo, self._matched = NOTHING, 0
+        self._echo, self._said, self._matched = NOTHING, list[int](), 0  # of the echo: what pays, all of it
         self._promised: Floats | None = None  # by depth, of what the pool sent this round
         self._sent: Draft = NOTHING
 
@@ -158,8 +158,9 @@ class Auto:
         if self._promised is not None:
             trust = record.trust.ratio()[: len(self._promised)]
             record.trust.learn(self._promised / trust, round.n_accepted)
-        elif n:
-            record.learn_echo(self._matched, n, round.n_accepted)
+        n_seen = min(len(self._said), len(round.tokens))  # sent or not: what was said tells whether it was right
+        n_right = next((i for i in range(n_seen) if self._said[i] != round.tokens[i]), n_seen)
+        record.learn_echo(self._matched, n_seen, n_right)
 
     def _rate(self, draft: Draft) -> float:
         """Expected tokens a second of a round that verifies `draft`."""
@@ -173,10 +174,10 @@ class Auto:
 
     def _repeat(self, tokens: Sequence[int]) -> Path:
         """As much of what followed the last time the text ended as now as pays."""
-        said, self._matched = self._suffixes.propose(tokens, self._room)
-        survival = self._record.echo(self._matched, len(said))
-        n = self._size(np.concatenate(([0.0], survival.cumsum()))) if said else 0
-        return Path(said[:n], survival[:n].tolist())
+        self._said, self._matched = self._suffixes.propose(tokens, self._room)
+        survival = self._record.echo(self._matched, len(self._said))
+        n = self._size(np.concatenate(([0.0], survival.cumsum()))) if self._said else 0
+        return Path(self._said[:n], survival[:n].tolist())
 
     def _best(self, lattice: Lattice) -> Draft:
         """The tree, or where there can be none the chain, that pays best."""

@@ -107,11 +107,11 @@ class Record:
         lengths = np.minimum(np.arange(matched, matched + n), LONGEST)
         return np.cumprod(self.echoed[lengths] / self.tried[lengths])
 
-    def learn_echo(self, matched: int, n_sent: int, n_kept: int) -> None:
-        """Of `n_sent` tokens behind a match of `matched` tokens, `n_kept` were right."""
-        for i in range(min(n_kept + 1, n_sent)):
+    def learn_echo(self, matched: int, n_seen: int, n_right: int) -> None:
+        """Of `n_seen` tokens behind a match of `matched` tokens, the first `n_right` were said as before."""
+        for i in range(min(n_right + 1, n_seen)):
             length = min(matched + i, LONGEST)
-            self.echoed[length] = MEMORY * self.echoed[length] + (i < n_kept)
+            self.echoed[length] = MEMORY * self.echoed[length] + (i < n_right)
             self.tried[length] = MEMORY * self.tried[length] + 1
 
     def drafted(self, n_tokens: int, seconds: float, plain_s: float) -> None:

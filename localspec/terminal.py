@@ -95,34 +95,43 @@ def prefill_progress() -> Callable[[int, int], None] | None:
     return report
 
 
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """While inside, the first Ctrl-C only sets what the yielded function returns; the second one interrupts."""
-    pressed = False
+class Interrupts:
+    """Ctrl-C while an answer is shown: while it is `gentle` the first one only sets `pressed`; any other interrupts."""
 
-    def press(number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
+    def __init__(self) -> None:
+        self.gentle = self.pressed = False
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: Any) -> None:
+        if self.pressed or not self.gentle:
             raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+        self.pressed = True
 
 
 def show(stream: Stream, *, quiet: bool = False) -> Result:
-    """Write an answer to stdout as it comes; Ctrl-C ends it between two rounds. Returns what was said."""
-    with interruptible() as interrupted:
-        for chunk in stream:
-            if not quiet:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-            if interrupted():
-                stream.close()
-                break
+    """Write an answer to stdout as it comes; returns what was said.
+
+    Ctrl-C ends it between two rounds and keeps what the memories hold, or at once while the prompt is still read.
+    """
+    with Interrupts() as ctrl_c:
+        try:
+            for chunk in stream:
+                ctrl_c.gentle = True
+                if not quiet:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
+                if ctrl_c.pressed:
+                    break
+        except KeyboardInterrupt:
+            if ctrl_c.gentle:
+                raise
+        stream.close()
     return stream.result
 
 
@@ -150,7 +159,10 @@ class _Conversation:
         self.console = err()
 
     def answer(self, text: str) -> None:
-        stream = self.chat.stream(text, progress=prefill_progress(), **self.settings)
+        settings = self.settings
+        if settings.get("spec") is False:  # bounds of a draft are for when there is one
+            settings = settings | {"draft_max": None, "draft_min": None, "draft_p_min": None}
+        stream = self.chat.stream(text, progress=prefill_progress(), **settings)
         result = show(stream)
         sys.stdout.write("" if result.text.endswith("\n") else "\n")
         sys.stdout.flush()
@@ -178,6 +190,8 @@ class _Conversation:
                 self.say(f"taken back: {self.chat.undo()}")
             case "stats", _:
                 self.say(figures(total(self.answers)))
+            case "spec", "on" if self.chat.pair.engine.drafter is None:
+                self.say("there is no drafter; load one with -md")
             case "spec", ("on" | "off") as value:
                 self.settings["spec"] = value == "on"
                 self.say(f"drafter {value}")

@@ -695,7 +695,31 @@ def test_a_path_of_ones_own(branching: Pair) -> None:
         "no preorder": (lambda pool: paths.Tree([1, 2, 3, 4], [-1, 0, -1, 1], [1.0] * 4), "not in preorder"),
         "too long": (lambda pool: paths.Path([1] * 40, [1.0] * 40), "32 at most"),
         "too wide": (lambda pool: paths.Tree(list(range(20)), [-1] * 20, [1.0] * 20), "20 leaves"),
+        "no numbers": (lambda pool: paths.Path(["a"], [1.0]), "no whole numbers"),
+        "halves": (lambda pool: paths.Path([1.5], [1.0]), "no whole numbers"),
+        "nothing": (lambda pool: paths.Path(None, [1.0]), "no whole numbers"),
+        "fewer parents": (lambda pool: paths.Tree([5, 6, 7], [-1], [1.0] * 3), "1 parents"),
+        "fewer chances": (lambda pool: paths.Tree([5, 6], [-1, -1], []), "0 probabilities"),
+        "fewer q": (lambda pool: paths.Path([5, 6], [1.0, 1.0], []), "q for 0"),
     }.values():
         with pytest.raises(OptionError, match=words):
             branching.generate(ids, max_tokens=30, path=wrong)
     assert branching.generate(ids, max_tokens=30).tokens == spec.tokens
+    numbers = branching.generate(
+        ids, max_tokens=30, path=lambda pool: paths.Tree(*map(np.array, ([7, 8], [-1, 0], [0.5, 0.4])))
+    )
+    assert numbers.tokens == spec.tokens
+    two = branching.generate(ids, max_tokens=30, path=paths.greedy, draft_max=2)
+    assert two.tokens == spec.tokens
+    assert len(two.stats.drafted_per_slot) == 2
+
+
+def test_a_drawn_chain_is_matched_at_temperature_zero(branching: Pair) -> None:
+    ids, rng = branching.encode(PROMPT), np.random.default_rng(0)
+
+    def drawn(pool: Lattice) -> paths.Path:
+        return paths.sampled(pool, 4, lambda row: np.exp(row) / np.exp(row).sum(), rng)
+
+    assert branching.generate(ids, max_tokens=30, path=drawn).tokens == (
+        branching.generate(ids, max_tokens=30, spec=False).tokens
+    )

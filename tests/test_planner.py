@@ -28,9 +28,16 @@ def record(cost: Cost) -> Record:
 
 
 def auto(
-    cost: Cost, known: Record | None = None, drafting: Drafting = CHAINS, bounds: Any = None, **sampling: Any
+    cost: Cost,
+    known: Record | None = None,
+    drafting: Drafting = CHAINS,
+    bounds: Any = None,
+    *,
+    pool: bool = True,
+    **sampling: Any,
 ) -> Auto:
-    return Auto(known or record(cost), drafting, bounds or Bounds(MOST), Sampler(SamplingParams(seed=0, **sampling)))
+    sampler = Sampler(SamplingParams(seed=0, **sampling))
+    return Auto(known or record(cost), drafting, bounds or Bounds(MOST), sampler, pool=pool)
 
 
 def pool(confidence: float, n: int = N_SLOTS) -> Lattice:
@@ -160,6 +167,19 @@ def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
     draft = plan.select(None)
     assert draft.tokens == run_of[20 : 20 + len(draft.tokens)]
     assert len(draft.tokens) >= 2
+
+
+def test_echoes_are_learnt_before_any_is_sent() -> None:
+    """Whether the text went on as before is seen in what was said, drafted or not."""
+    known = record(STEEP)
+    circle = [*range(50, 70), *range(50, 70)]
+    for length in range(25, 40):
+        plan = auto(STEEP, known, pool=False)
+        assert plan.begin(circle[:length], 100) == 0
+        draft = plan.select(None)
+        n = len(draft.tokens)
+        plan.learn(Round(circle[length : length + n + 1], n, n, verify_s=STEEP[0][n + 1]))
+    assert n >= 1, "at first nothing was sent, now it is"
 
 
 def test_echoes_that_fail_are_no_longer_sent() -> None:

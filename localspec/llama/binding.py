@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,6 +160,22 @@ def set_verbose(verbose: bool) -> None:
 def system_info() -> str:
     """llama.cpp's own line on how it was built, e.g. `CPU : AVX2 = 1 | AMX_INT8 = 1 | …`."""
     return str(C.llama_print_system_info().decode())
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until a long call into C is done: raised in a callback of it, it would be lost."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if pressed and before != signal.SIG_IGN:
+        raise KeyboardInterrupt
 
 
 def has_amx() -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from localspec.errors import BackendError
 from localspec.llama import partner
-from localspec.llama.binding import C, Log, ext
+from localspec.llama.binding import C, Log, ext, uninterrupted
 from localspec.llama.model import Model
 
 Floats = NDArray[np.float32]
@@ -126,7 +126,8 @@ class Context:
         if other is not None:
             params.ctx_other = other.pointer
         Log.clear()
-        self._ctx = C.llama_init_from_model(model.pointer, params)
+        with uninterrupted():
+            self._ctx = C.llama_init_from_model(model.pointer, params)
         if not self._ctx:
             raise BackendError(
                 f"llama.cpp cannot open a context of {n_ctx:,} tokens for {model.path.name} ({Log.reason()}); "

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from localspec.errors import BackendError, ModelError
-from localspec.llama.binding import C, Log, ext, gpu_offload
+from localspec.llama.binding import C, Log, ext, gpu_offload, uninterrupted
 from localspec.llama.selftest import safe_to_repack
 
 
@@ -30,7 +30,8 @@ class Model:
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = safe_to_repack() if repack is None else repack
         Log.clear()
-        self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        with uninterrupted():
+            self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
             raise ModelError(f"llama.cpp cannot load {self.path}: {Log.reason()}.")
         self.vocab = Vocab(self)

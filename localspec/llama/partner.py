@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -27,8 +27,8 @@ def run(call: Callable[[], T]) -> T:
         return call()
     if not hasattr(_partner, "pool"):
         _partner.pool = ThreadPoolExecutor(1, "llama.cpp")
-    future = _partner.pool.submit(call)
     try:
-        return future.result()  # type: ignore[no-any-return]
-    finally:
-        wait([future])
+        return _partner.pool.submit(call).result()  # type: ignore[no-any-return]
+    except BaseException:
+        _partner.pool.submit(int).result()  # one thing at a time: behind it, the call is done
+        raise
