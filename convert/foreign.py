@@ -26,6 +26,7 @@ def convert_with_llama_cpp(
     script, report = llama_cpp / SCRIPT, progress or (lambda what, done, total: None)
     if not script.is_file():
         raise MissingError(f"{llama_cpp} has no {SCRIPT}; give --llama-cpp the top folder of llama.cpp's source.")
+    out = out.resolve()
     with parts(out) as (part, plain):
         direct = outtype in ITS_OUTTYPES
         made = part if direct else plain

@@ -74,6 +74,8 @@ def check_options(out: Path, outtype: str, *, force: bool) -> None:
         raise OptionError(f"{out} is a folder; give -o the name of a file.")
     if not out.parent.is_dir():
         raise OptionError(f"{out.parent} is not a folder; create it, or choose another place with -o.")
+    if out.exists() and not out.is_file():
+        raise OptionError(f"{out} is a device or a pipe; give -o the name of a file.")
     if out.exists() and not force:
         raise OptionError(f"{out} exists; choose another name with -o, or overwrite it with --force.")
 
@@ -97,7 +99,7 @@ def write(
     for name, entry in writer.kv_data[0].items():
         if not _fits(entry.value, entry.type):
             raise ModelError(f"{name} would be {str(entry.value)[:200]!r}, which no {entry.type.name} holds; mend it.")
-    progress = progress or (lambda what, done, total: None)
+    progress, out = progress or (lambda what, done, total: None), out.resolve()  # a link stays a link
     with parts(out) as (part, plain):
         if outtype in PLAIN:
             _write_plain(writer, tensors, part, outtype, 1.0, progress)

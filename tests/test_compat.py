@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from localspec import compat
 from localspec.errors import LocalspecError, ModelError, PairError
-from localspec.llama import Header, TensorInfo
+from localspec.llama import Header, TensorInfo, read_header
 
 VOCABULARY = (100, "a" * 64)
 F32, I64 = 0, 27
@@ -296,3 +297,9 @@ def test_a_vocabulary_of_the_same_size_with_other_tokens() -> None:
     other = replace(drafter(), strings={"tokenizer.ggml.tokens": (100, "b" * 64)})
     with refusal(PairError, "b" * 12, "a" * 12):
         compat.check_pair(target(), other)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match="is a pipe"):
+        read_header(tmp_path / "pipe.gguf")

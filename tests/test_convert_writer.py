@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from localspec.convert.writer import K_QUANTS, OUTTYPES, PLAIN, Tensor, write
+from localspec.convert.writer import K_QUANTS, OUTTYPES, PLAIN, Tensor, check_options, write
 from localspec.errors import ModelError, OptionError
 
 RNG = np.random.default_rng(0)
@@ -223,3 +223,12 @@ def test_a_tensor_of_the_wrong_size_is_a_fault_of_ours(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="came as 12 bytes instead of 16"):
         save(tmp_path / "x.gguf", "f16", tensors=[Tensor("a.weight", (4, 2), lambda: [MATRIX[:3, :2]])])
     assert not left(tmp_path)
+
+
+def test_only_files_are_replaced_and_links_stay(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError, match="a device or a pipe"):
+        check_options(tmp_path / "pipe", "f32", force=True)
+    (tmp_path / "file.gguf").write_bytes(b"old")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "file.gguf")
+    check_options(tmp_path / "link.gguf", "f32", force=True)

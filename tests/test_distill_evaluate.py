@@ -69,7 +69,7 @@ def test_figures_are_those_of_drafting_and_walking(target: Path, data: Data, tmp
                 guess.forget()
                 reader.expose_features(True)
                 reader.prefill(said[:anchor])
-                guess.inject(reader.features(anchor))
+                guess.inject(reader.features(slice(anchor)))
                 walk = paths.greedy(guess.draft(said[anchor], 4)).tokens
                 truth = said[anchor + 1 : min(anchor + 5, ends[anchor])]
                 kept.append(next((k for k, (a, b) in enumerate(zip(walk, truth, strict=False)) if a != b), len(truth)))

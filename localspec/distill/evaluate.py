@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,14 @@ def evaluate(
             n_passed += len(anchors)
             progress(n_passed / n_all)
     picks = join(parts)
-    return Evaluation({name: asdict(figures) for name, figures in by_text(picks).items()}, calibration(picks))
+    figures = {name: asdict(figures) for name, figures in by_text(picks).items()}
+    return Evaluation(figures, calibration(_behind_truth(picks)))
+
+
+def _behind_truth(picks: Picks) -> Picks:
+    """Only the slots whose true predecessor was in the pool: elsewhere the scores are those behind a wrong one."""
+    known = torch.cat((torch.ones_like(picks.valid[:, :1]), picks.truth[:, :-1] >= 0), dim=1)
+    return replace(picks, valid=picks.valid & known)
 
 
 def _draft_along(target: Target, drafter: Drafter, text: Text, chat: ChatRecord, anchors: NDArray[np.int64]) -> Picks:

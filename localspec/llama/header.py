@@ -197,6 +197,8 @@ def read_header(path: str | os.PathLike[str], *, vocabulary: bool = True, size: 
     shorter than its header says.
     """
     path = Path(path)
+    if path.is_fifo():  # opening it would wait for a writer
+        raise ModelError(f"{path} is a pipe; give a GGUF file.")
     try:
         with path.open("rb") as file:
             magic, n_bytes = file.read(4), size or os.fstat(file.fileno()).st_size
