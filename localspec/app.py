@@ -390,7 +390,7 @@ def pull(name: str | None) -> None:
     from localspec import models as registry
     from localspec.models import fetch
 
-    paths = fetch.pull(name or registry.DEFAULT)
+    paths = fetch.pull(registry.DEFAULT if name is None else name)
     for path in paths if name and "/" in name else ():
         click.echo(path)
 

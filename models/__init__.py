@@ -143,7 +143,9 @@ def get(name: str) -> PairEntry:
 
     Raises OptionError, with the nearest names or the reason why there is no such pair.
     """
-    stem, _, quant = name.partition(":")
+    stem, colon, quant = name.partition(":")
+    if colon and not quant:
+        raise OptionError(f"{name!r} names no quantisation behind the colon; leave the colon out, or name one.")
     if stem not in names():
         raise OptionError(_no_such_pair(stem))
     entry = read(HERE / f"{stem}.toml")

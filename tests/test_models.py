@@ -195,3 +195,10 @@ def test_nothing_but_pull_imports_the_network() -> None:
     code = "import sys, localspec.models as m; m.get(m.DEFAULT).is_here(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"urllib.request", "huggingface_hub", "httpx2", "rich", "localspec.llama"} & set(loaded)
+
+
+@pytest.mark.parametrize("name", ["qwen3-4b:", ""])
+def test_what_is_left_empty_is_no_default(name: str) -> None:
+    """An unset variable of a script must not fetch some other model."""
+    with pytest.raises(OptionError):
+        models.get(name)
