@@ -37,6 +37,9 @@ TARGET_ARCHS = frozenset(
         "qwen3next",
     )
 )
+# What `load_arch_hparams` and `load_arch_tensors` of src/models/dflash.cpp ask for, as `dflash.KEY`.
+NEEDED = ("context_length", "embedding_length", "attention.layer_norm_rms_epsilon")
+NEEDED_BY_DFLASH2 = ("block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 LONGEST_DRAFT = 32  # tokens, besides the anchor
 MAX_BLOCK = 128  # published drafters have 8 to 16 slots; a verify of a whole block must fit one batch
@@ -86,17 +89,23 @@ def check_drafter(drafter: Header) -> None:
             f"{drafter.name} has {found} (tokenizer.ggml.mask_token_id) for its vocabulary of {drafter.n_vocab:,}; "
             "convert it again with the mask token of its config.json."
         )
+    _check_keys(drafter)
     _check_heads(drafter)
     _check_reduced_vocabulary(drafter)
 
 
-def check_pair(target: Header, drafter: Header) -> None:
-    """Refuse two files that do not belong together."""
+def check_layer_inputs(target: Header) -> None:
+    """Refuse a target that no drafter can draft for."""
     if target.arch not in TARGET_ARCHS:
         raise PairError(
             f"llama.cpp does not expose the layer inputs of {target.arch} models, so {target.name} cannot be "
             f"drafted for; it can for: {', '.join(sorted(TARGET_ARCHS))}."
         )
+
+
+def check_pair(target: Header, drafter: Header) -> None:
+    """Refuse two files that do not belong together."""
+    check_layer_inputs(target)
     n_target, n_drafter = target.number("{arch}.embedding_length"), drafter.number("dflash.embedding_length")
     if n_target != n_drafter:
         raise PairError(
@@ -144,6 +153,29 @@ def _check_layer_count(header: Header) -> None:
     if not 0 < n <= MAX_LAYERS:
         raise ModelError(
             f"{header.name} claims {n} layers ({header.arch}.block_count); llama.cpp takes 1 to {MAX_LAYERS}."
+        )
+
+
+def _check_keys(drafter: Header) -> None:
+    is_dflash2 = "selector_hidden.weight" in drafter.tensors
+    needed = NEEDED + (NEEDED_BY_DFLASH2 if is_dflash2 else ())
+    if drafter.number("dflash.attention.sliding_window"):
+        needed += ("attention.sliding_window_pattern",)
+    if lacking := [f"dflash.{key}" for key in needed if drafter.get(f"dflash.{key}") in (None, 0)]:
+        raise ModelError(f"{drafter.name} lacks {', '.join(lacking)}, without which it cannot run; convert it again.")
+    if not is_dflash2:
+        return
+    width, group, k = (
+        drafter.number(f"dflash.{key}") for key in ("embedding_length", "conv_group_size", "selector_top_k")
+    )
+    if width % group:
+        raise ModelError(
+            f"{drafter.name} has width {width}, which groups of {group} (dflash.conv_group_size) do not divide."
+        )
+    if width < k * (k + 1):
+        raise ModelError(
+            f"{drafter.name} has width {width}, but a pool of {k} candidates (dflash.selector_top_k) takes at least "
+            f"{k * (k + 1)}."
         )
 
 

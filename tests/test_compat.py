@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 
 from localspec import compat
 from localspec.errors import LocalspecError, ModelError, PairError
-from localspec.llama import Header, TensorInfo, read_header
+from localspec.llama import Header, Model, TensorInfo, read_header
 
 VOCABULARY = (100, "a" * 64)
 F32, I64 = 0, 27
+DFLASH2 = ("dflash.block_size", "dflash.conv_kernel_size", "dflash.conv_group_size", "dflash.selector_rank")
 
 
 def target(arch: str = "llama", **values: Any) -> Header:
@@ -35,7 +37,12 @@ def drafter(
         "general.architecture": "dflash",
         "dflash.block_count": 2,
         "dflash.embedding_length": 576,
+        "dflash.context_length": 8192,
+        "dflash.attention.layer_norm_rms_epsilon": 1e-6,
         "dflash.block_size": 8,
+        "dflash.conv_kernel_size": 3,
+        "dflash.conv_group_size": 16,
+        "dflash.selector_rank": 64,
         "dflash.target_layers": (2, 11, 29),
         "dflash.selector_top_k": 16,
         "dflash.attention.head_count": 9,
@@ -75,6 +82,7 @@ def test_silent_keys_mean_llama_cpps_defaults() -> None:
         drop=("dflash.attention.key_length", "dflash.attention.value_length", "dflash.attention.head_count_kv")
     )
     compat.check_drafter(silent)
+    compat.check_drafter(drafter(drop=(*DFLASH2, "dflash.selector_top_k"), tensors=()))
     assert compat.block_size(drafter(drop=("dflash.block_size",))) == 16
 
 
@@ -297,6 +305,31 @@ def test_a_vocabulary_of_the_same_size_with_other_tokens() -> None:
     other = replace(drafter(), strings={"tokenizer.ggml.tokens": (100, "b" * 64)})
     with refusal(PairError, "b" * 12, "a" * 12):
         compat.check_pair(target(), other)
+
+
+@pytest.mark.parametrize(
+    "lacking", [*DFLASH2, "dflash.selector_top_k", "dflash.context_length", "dflash.attention.layer_norm_rms_epsilon"]
+)
+def test_a_dflash_2_drafter_that_llama_cpp_would_not_load(tmp_path: Path, lacking: str) -> None:
+    partner = tiny.write_target(tmp_path / "t.gguf")
+    path = tiny.write_drafter(tmp_path / "d.gguf", partner, drop_keys=(lacking,))
+    with refusal(ModelError, f"lacks {lacking}"):
+        compat.check_drafter(read_header(path))
+    with pytest.raises(ModelError):
+        Model(path)
+    Model(tiny.write_drafter(path, partner)).close()
+
+
+def test_a_sliding_window_without_its_pattern() -> None:
+    with refusal(ModelError, "lacks dflash.attention.sliding_window_pattern"):
+        compat.check_drafter(drafter(**key("dflash.attention.sliding_window", 512)))
+
+
+def test_sizes_of_dflash_2_that_do_not_go_together() -> None:
+    with refusal(ModelError, "576", "groups of 50", "conv_group_size"):
+        compat.check_drafter(drafter(**key("dflash.conv_group_size", 50)))
+    with refusal(ModelError, "576", "pool of 24", "at least 600"):
+        compat.check_drafter(drafter(**key("dflash.selector_top_k", 24)))
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
