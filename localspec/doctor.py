@@ -198,7 +198,15 @@ def devices() -> Iterator[Finding]:
 
 
 def cache() -> Iterator[Finding]:
-    folder, elsewhere = cache_dir(), "set LOCALSPEC_CACHE to a folder that can be written"
+    from huggingface_hub import constants
+
+    yield _folder("cache", cache_dir(), "LOCALSPEC_CACHE")
+    yield _folder("Hugging Face cache", Path(constants.HF_HUB_CACHE), "HF_HOME")
+
+
+def _folder(name: str, folder: Path, variable: str) -> Finding:
+    """A folder that is written to: its size, the room on its disk; `variable` moves it."""
+    elsewhere = f"set {variable} to a folder that can be written"
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     size = sum(map(_n_bytes, folder.rglob("*")))
@@ -206,17 +214,15 @@ def cache() -> Iterator[Finding]:
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        yield Finding("cache", "fail", f"cannot write to {existing}: {error.strerror}", elsewhere)
-        return
+        return Finding(name, "fail", f"cannot write to {existing}: {error.strerror}", elsewhere)
     if free < GB:
-        yield Finding("cache", "warn", detail, f"make room, or {elsewhere}")
-    else:
-        yield Finding("cache", "ok", detail if folder.exists() else f"{folder}, made when it is needed")
+        return Finding(name, "warn", detail, f"make room, or {elsewhere}")
+    return Finding(name, "ok", detail if folder.exists() else f"{folder}, made when it is needed")
 
 
 def _n_bytes(path: Path) -> int:
     try:
-        return path.stat().st_size if path.is_file() else 0
+        return path.stat().st_size if path.is_file() and not path.is_symlink() else 0
     except OSError:
         return 0  # gone meanwhile: another process may be at work here
 
@@ -224,19 +230,23 @@ def _n_bytes(path: Path) -> int:
 def pairs() -> Iterator[Finding]:
     from localspec import models
 
-    for name in models.names():
+    entries = [models.get(name) for name in models.names()]
+    shown = [entry for entry in entries if entry.is_here() or entry.name == models.DEFAULT]
+    for entry in shown:
         try:
-            yield _pair(models.get(name), is_default=name == models.DEFAULT)
+            yield _pair(entry)
         except LocalspecError as error:
-            yield Finding(f"pair {name}", "fail", _first_line(error), f"localspec pull {name}")
+            yield Finding(f"pair {entry.name}", "fail", _first_line(error), f"localspec pull {entry.name}")
+    if more := len(entries) - len(shown):
+        yield Finding("pairs", "ok", f"{more} more can be pulled, see localspec models")
 
 
-def _pair(entry: PairEntry, *, is_default: bool) -> Finding:
+def _pair(entry: PairEntry) -> Finding:
     from localspec import compat, fit, memory
     from localspec.llama import read_header, with_shards
 
     if not entry.is_here():
-        return Finding(f"pair {entry.name}", "warn" if is_default else "ok", "not here", f"localspec pull {entry.name}")
+        return Finding(f"pair {entry.name}", "warn", "not here", f"localspec pull {entry.name}")
     heads = with_shards(read_header(entry.target_path())), read_header(entry.drafter_path())
     compat.check_pair(*heads)
     try:

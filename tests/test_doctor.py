@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from huggingface_hub import constants
 
 from localspec import doctor, llama, memory, models
 from localspec.app import main
@@ -21,11 +22,13 @@ from localspec.llama import Device, binding
 from localspec.memory import Pool
 
 NAMES = ["python", "llama-cpp-python", "build", "cpu", "amx", "devices", "cache", "pairs", "torch", "self-test"]
+HUB_CACHE = "Hugging Face cache"
 
 
 @pytest.fixture
 def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache: the default pair has not been pulled."""
+    """Empty caches: the default pair has not been pulled."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -98,7 +101,7 @@ def test_a_broken_llama_cpp_is_one_finding(nothing_here: Path, tmp_path: Path, n
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (1, "")
-    assert [line["name"] for line in report] == NAMES
+    assert [line["name"] for line in report if line["name"] != HUB_CACHE] == NAMES
     failed = [line for line in report if line["status"] == "fail"]
     assert [line["name"] for line in failed] == ["llama-cpp-python"]
     assert detail in failed[0]["detail"]
@@ -230,23 +233,31 @@ def test_devices_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cache_is_measured_and_not_made(nothing_here: Path) -> None:
-    finding = only(doctor.cache())
-    assert (finding.status, finding.detail) == ("ok", f"{nothing_here}, made when it is needed")
-    assert not nothing_here.exists()
+    hub = nothing_here.with_name("hub")
+    for finding, folder in zip(doctor.cache(), (nothing_here, hub), strict=True):
+        assert (finding.status, finding.detail) == ("ok", f"{folder}, made when it is needed")
+        assert not folder.exists()
     write(nothing_here / "models" / "x", "y" * 10**7)
-    assert f"{nothing_here}: 0.01 GB in it" in only(doctor.cache()).detail
+    write(hub / "blobs" / "x", "y" * 2 * 10**7)
+    (hub / "link").symlink_to(hub / "blobs" / "x")
+    own, shared = (finding.detail for finding in doctor.cache())
+    assert f"{nothing_here}: 0.01 GB in it" in own
+    assert f"{hub}: 0.02 GB in it" in shared
 
 
 def test_a_cache_that_cannot_be_written(nothing_here: Path) -> None:
-    nothing_here.write_text("a file in the way")
-    finding = only(doctor.cache())
-    assert finding.status == "fail"
-    assert "LOCALSPEC_CACHE" in str(finding.next)
+    for path in (nothing_here, nothing_here.with_name("hub")):
+        path.write_text("a file in the way")
+    own, shared = doctor.cache()
+    assert own.status == shared.status == "fail"
+    assert "LOCALSPEC_CACHE" in str(own.next)
+    assert (shared.name, "HF_HOME" in str(shared.next)) == (HUB_CACHE, True)
 
 
 def test_a_full_disk(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 10**8}))
-    assert (only(doctor.cache()).status, "make room" in str(only(doctor.cache()).next)) == ("warn", True)
+    for finding in doctor.cache():
+        assert (finding.status, "make room" in str(finding.next)) == ("warn", True)
 
 
 def default_pair() -> Finding:
@@ -258,6 +269,13 @@ def test_the_default_pair_is_here_and_complete() -> None:
     assert finding.status == "ok"
     assert "here and complete" in finding.detail
     assert "8,192 tokens" in finding.detail
+
+
+def test_pairs_that_are_not_here_are_one_line(nothing_here: Path) -> None:
+    default, others = doctor.pairs()
+    assert (default.name, default.status) == (f"pair {models.DEFAULT}", "warn")
+    n = len(models.names()) - 1
+    assert others == Finding("pairs", "ok", f"{n} more can be pulled, see localspec models")
 
 
 def test_a_pair_cut_off_in_the_middle(monkeypatch: pytest.MonkeyPatch, nothing_here: Path) -> None:
