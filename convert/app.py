@@ -64,12 +64,13 @@ def drafter(folder: Path, out: Path, outtype: str | None, force: bool, target: P
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """A bar on stderr for each stage."""
+    """A bar on stderr for each stage; nothing when stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
     stages: dict[str, Any] = {}
 
     def report(what: str, done: int, total: int) -> None:

@@ -44,7 +44,7 @@ def convert(
         PairError: drafter and target are not for each other.
         OptionError: unknown `outtype`, or `out` exists or cannot be written.
     """
-    check_options(out, outtype or "f32", force=force)
+    check_options(out, "f32" if outtype is None else outtype, force=force)
     checkpoint = Checkpoint(folder)
     config = checkpoint.config
     shape = Shape.read(config, dflash2=_is_dflash2(checkpoint))

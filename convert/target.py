@@ -34,7 +34,7 @@ def convert(
     llama.cpp's source, whose converter is run instead. Raises ModelError for a checkpoint that is damaged, unknown, or
     has anything that would be lost; OptionError as `write` does.
     """
-    check_options(out, outtype or "f32", force=force)
+    check_options(out, "f32" if outtype is None else outtype, force=force)
     checkpoint = Checkpoint(folder)
     architecture, precision = _architecture(checkpoint), checkpoint.precision()
     outtype = outtype or precision

@@ -384,8 +384,8 @@ def pull(name: str | None) -> None:
     """Fetch a pair or a model. The only command that touches the network.
 
     NAME is a pair that `localspec models` lists (default: the default pair), or NAME:QUANT, or a repository of the
-    Hugging Face Hub: user/repo, user/repo:QUANT or user/repo/file.gguf. What a repository gave is printed as paths for
-    -m and -md. A pull that was stopped goes on where it was.
+    Hugging Face Hub: user/repo, user/repo:QUANT, user/repo/file.gguf or the address of its page. What a repository gave
+    is printed as paths for -m and -md. A pull that was stopped goes on where it was.
     """
     from localspec import models as registry
     from localspec.models import fetch

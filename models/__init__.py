@@ -183,7 +183,7 @@ def _no_such_pair(name: str) -> str:
     if known := unlisted().get(name):
         return f"{name} {known['why']}."
     near = difflib.get_close_matches(name, [*names(), *unlisted()], n=3)
-    return f"there is no pair called {name!r}; " + (
+    return f"there is no pair called {name!r} (what is not listed is pulled as user/repo); " + (
         f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names())}."
     )
 

@@ -23,12 +23,16 @@ from .transfer import AGAIN, Screen, Terminal, disk_errors
 __all__ = ["pull", "pull_pair", "pull_repository"]
 
 REFERENCE = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<file>[^:\\]+\.gguf))?(?::(?P<quant>[\w.-]+))?")
+PAGE = re.compile(
+    r"https?://(?:huggingface\.co|hf\.co)/(?P<repo>[^/?#]+/[^/?#]+)"
+    r"(?:/(?:tree|blob|resolve)/main)?(?P<file>/[^?#]+?)?/?(?:[?#].*)?$"
+)
 PREFERRED = ("Q4_K_M", "Q8_0")  # of a target, of a drafter
 SIDECAR = "dflash-"  # how a drafter is named that lies beside its target
 
 
 def pull(name: str) -> list[Path]:
-    """Fetch a pair by its name, or `user/repo[:QUANT]` or `user/repo/file.gguf`, with a bar on stderr.
+    """Fetch a pair by its name, or `user/repo[:QUANT]` or `user/repo/file.gguf` or their page, with a bar on stderr.
 
     Returns the paths of what was asked for, the target first. Raises OptionError for a name that cannot be right,
     MissingError for what cannot be fetched, ModelError or PairError for files that would not run.
@@ -49,6 +53,7 @@ def pull_pair(entry: PairEntry, screen: Screen) -> list[Path]:
 
 def pull_repository(reference: str, screen: Screen) -> list[Path]:
     """Fetch one model of a repository, with the drafter that lies beside it if there is one."""
+    reference = PAGE.sub(r"\g<repo>\g<file>", reference)
     match = REFERENCE.fullmatch(reference)
     if match is None or ".." in reference.split("/"):
         raise OptionError(

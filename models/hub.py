@@ -24,6 +24,8 @@ from .transfer import AGAIN, BrokenOffError, Screen, copy, n_bytes, persist, sha
 
 PEEK = (1 << 23, 1 << 25, 1 << 27)  # bytes within which a header ends: most do in the first 8 MiB
 LIST_TRIES = 3
+HUB = "https://huggingface.co"
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/\S*)?", re.IGNORECASE)
 BUSY = {408, 429, 500, 502, 503, 504}
 
 
@@ -42,7 +44,7 @@ class RemoteFile:
     def url(self) -> str:
         from huggingface_hub import hf_hub_url
 
-        return hf_hub_url(self.repo, self.file, revision=self.commit)
+        return hf_hub_url(self.repo, self.file, revision=self.commit, endpoint=endpoint())
 
     @property
     def blob(self) -> Path:
@@ -57,6 +59,18 @@ class RemoteFile:
     @property
     def n_here(self) -> int:
         return self.size if self.blob.exists() else n_bytes(self.part)
+
+
+def endpoint() -> str:
+    """The Hub's address or the one in HF_ENDPOINT, unless that is empty; OptionError if it is no address."""
+    from huggingface_hub import constants
+
+    address = constants.ENDPOINT or HUB
+    if not ADDRESS.fullmatch(address):
+        raise OptionError(
+            f"HF_ENDPOINT is {address!r}, which is no address of a server; set it to one like {HUB}, or unset it."
+        )
+    return address
 
 
 def cache_folder() -> Path:
@@ -100,7 +114,7 @@ def listing(repo: str, revision: str = "main") -> dict[str, RemoteFile]:
     def ask() -> Any:
         with _transient():
             timeout = constants.HF_HUB_ETAG_TIMEOUT
-            return HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
+            return HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True, timeout=timeout)
 
     with _explained(repo):
         info = persist(ask, n_tries=LIST_TRIES)
@@ -179,7 +193,7 @@ def link(file: RemoteFile) -> None:
     from huggingface_hub import hf_hub_download
 
     with _explained(file.repo):
-        hf_hub_download(file.repo, file.file, revision=file.revision)
+        hf_hub_download(file.repo, file.file, revision=file.revision, endpoint=endpoint())
 
 
 def _append(file: RemoteFile, end: int, progress: Callable[[int], None]) -> None:
@@ -261,10 +275,10 @@ def _explained(repo: str) -> Iterator[None]:
 
 
 def _sentence(error: BaseException, repo: str) -> str:
-    from huggingface_hub import constants, get_token
     from huggingface_hub import errors as e
+    from huggingface_hub import get_token
 
-    page = f"{constants.ENDPOINT}/{repo}"
+    page = f"{endpoint()}/{repo}"
     login = f"log in with `hf auth login` or set HF_TOKEN, and {AGAIN}"
     if isinstance(error, e.OfflineModeIsEnabled):
         return f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched: unset it, and {AGAIN}."

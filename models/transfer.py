@@ -102,7 +102,7 @@ def disk_errors(folder: Path, variable: str) -> Iterator[None]:
 
 
 class Terminal(Screen):
-    """Lines and one bar on stderr, which appears with the first progress. A context manager that ends it."""
+    """Lines on stderr and, on a terminal, a bar from the first progress on. A context manager that ends it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -110,7 +110,7 @@ class Terminal(Screen):
 
         self._console = Console(stderr=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._console)
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task: TaskID | None = None
 
     def say(self, text: str) -> None:

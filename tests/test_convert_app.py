@@ -37,7 +37,7 @@ def test_the_answer_is_the_path(folder: Path) -> None:
     out = folder.with_suffix(".gguf")
     done = call("target", folder, "-o", out, "--outtype", "Q8_0")
     assert (done.exit_code, done.stdout) == (0, f"{out}\n")
-    assert "Converting" in done.stderr
+    assert done.stderr == ""  # no bar where there is no terminal
     kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
     assert kinds == {"Q8_0", "F32"}
 
@@ -50,6 +50,18 @@ def test_an_error_is_one_sentence(folder: Path) -> None:
     assert done.stdout == ""
     assert done.stderr == f"Error: {folder} has no tokenizer.json; download it into that folder.\n"
     assert not out.exists()
+
+
+def test_an_empty_type_is_no_default(folder: Path) -> None:
+    out = folder.with_suffix(".gguf")
+    assert "Output type '' is not one of f32" in call("target", folder, "-o", out, "--outtype", "").stderr
+    assert "Output type '' is not one" in call("drafter", folder, "-o", out, "--target", folder, "--outtype", "").stderr
+    assert not out.exists()
+
+
+def test_a_terminal_gets_a_bar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # for rich this is a terminal
+    assert "Converting" in call("target", folder, "-o", folder.with_suffix(".gguf")).stderr
 
 
 def test_an_existing_file_needs_force(folder: Path) -> None:

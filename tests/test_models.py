@@ -96,9 +96,9 @@ def test_a_quantisation_is_part_of_a_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("qwen3-4", r"no pair called 'qwen3-4'; did you mean qwen3-4b or .*\?$"),
-        ("gpt-9", r"no pair called 'gpt-9'; there are: .*smollm2-135m"),
-        ("../smollm2-135m", r"no pair called '\.\./smollm2-135m'; did you mean smollm2-135m"),
+        ("qwen3-4", r"no pair called 'qwen3-4' \(.* user/repo\); did you mean qwen3-4b or .*\?$"),
+        ("gpt-9", r"no pair called 'gpt-9' \(.* user/repo\); there are: .*smollm2-135m"),
+        ("../smollm2-135m", r"no pair called '\.\./smollm2-135m' .*; did you mean smollm2-135m"),
         ("qwen3-4b:Q9", r"qwen3-4b has no target file 'Q9'; there are: Q4_K_M, Q8_0\.$"),
         ("unlisted", "no pair called 'unlisted'"),
         ("glm-5.3", r"^glm-5\.3 cannot be drafted for: this llama\.cpp does not expose its layer inputs\.$"),

@@ -181,6 +181,14 @@ def test_a_pull_of_a_repository_takes_the_drafter_beside_it(server: Hub, screen:
     assert [path.name for path in fetch.pull_repository(f"{DRAFTERS}/{DRAFTER}", screen)] == [DRAFTER]
 
 
+@pytest.mark.parametrize(
+    "page", ["", "/", "/tree/main", f"/blob/main/{TARGET}", f"/resolve/main/{TARGET}?download=true"]
+)
+def test_a_page_of_the_hub_is_its_repository(server: Hub, screen: Lines, page: str) -> None:
+    (path,) = fetch.pull_repository(f"https://huggingface.co/{TARGETS}{page}", screen)
+    assert path.name == TARGET
+
+
 def test_shards(server: Hub, screen: Lines, files: dict[str, Path]) -> None:
     data = files["target"].read_bytes()
     names = [f"Q8_0/big-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
@@ -474,6 +482,40 @@ def test_no_network_is_one_sentence(server: Hub, screen: Lines, monkeypatch: pyt
         fetch.pull_pair(models.get("tiny"), screen)
 
 
+@pytest.mark.parametrize("address", ["nonsense", "ftp://x", "http://", "huggingface.co"])
+def test_an_endpoint_that_is_none_is_named(
+    server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    with pytest.raises(
+        OptionError, match=rf"^HF_ENDPOINT is '{address}', which is no address of a server; .* unset it\.$"
+    ):
+        fetch.pull_pair(models.get("tiny"), screen)
+
+
+def test_an_empty_endpoint_is_none(server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(hub, "HUB", server.url)
+    assert fetch.pull_pair(models.get("tiny"), screen)[0].name == TARGET
+
+
+def test_only_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> str:
+        with transfer.Terminal() as screen:
+            screen.say("a line")
+            screen.progress("Fetching", 1, 2)
+        return capsys.readouterr().err
+
+    assert said() == "a line\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")  # for rich this is a terminal
+    assert "Fetching" in said()
+
+
 def test_no_room_is_said_before_anything_is_fetched(
     server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +550,8 @@ def test_a_cache_that_is_no_folder_is_one_sentence(server: Hub, screen: Lines, t
 @pytest.mark.parametrize(
     "reference",
     ["../x", "a/../b", "user/..", "user/repo/../x.gguf", "user/repo/x.bin", "/etc/passwd", "user/repo:", "a/b/c", "a/",
-     "user/repo/x.gguf:Q8_0", "user/a--b", "https://hf.co/a/b", "user/re po", "user/repo/a\\..\\b.gguf"],
+     "user/repo/x.gguf:Q8_0", "user/a--b", "https://hub.example/a/b", "https://huggingface.co/a",
+     "https://huggingface.co/datasets/a/b", "user/re po", "user/repo/a\\..\\b.gguf"],
 )  # fmt: skip
 def test_a_reference_that_cannot_be_right_asks_nobody(server: Hub, screen: Lines, reference: str) -> None:
     with pytest.raises(OptionError, match=r"^[^\n]*\.$"):
