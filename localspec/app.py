@@ -89,15 +89,11 @@ model_options = options(
     click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 
-path_options = options(
+draft_options = options(
     click.option("--draft-max", type=int, help="Most tokens drafted a round (0: none)."),
     click.option(
         "--path", metavar="WAY", help="How to draft: auto (what pays), ngram, greedy, expected, tree, sampled."
     ),
-)
-
-draft_options = options(
-    path_options,
     click.option("--draft-min", type=int, help="Fewest tokens drafted a round, even where they do not pay."),
     click.option("--draft-p-min", type=float, help="Draft no token less likely than this."),
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.llama import devices
-
 CGROUPS = Path("/sys/fs/cgroup")
 _FILE_PAGES = ("inactive_file ", "active_file ")
 
@@ -27,6 +25,8 @@ class Pool:
 
 def pools() -> tuple[Pool, ...]:
     """RAM, then the GPUs in the order llama.cpp uses them."""
+    from localspec.llama import devices  # RAM alone needs no llama.cpp
+
     found = devices()
     gpus = [device for device in found if device.kind == "gpu"]
     gpus = gpus or [device for device in found if device.kind == "igpu"]  # as llama.cpp: no iGPU beside a card

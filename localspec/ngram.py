@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 N = 3  # tokens that must match at least
 LONGEST = 16  # a longer match says no more
-LAST, REACH = 4, 64  # tokens: what counts as text that repeats itself
+LAST, REACH = 4, 64  # a text repeats itself where its last 4 tokens occurred before among its last 64
+FAR = REACH - LAST  # so two occurrences are at most that far apart
 
 
 class Suffixes:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from localspec.errors import OptionError
 from localspec.lattice import Lattice
 from localspec.paths import Draft, Path, Tree, leaves
@@ -115,7 +118,9 @@ def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None
 
 def _path(given: dict[str, Any], drafting: Drafting | None) -> str | Select:
     path = given.get("path") or "auto"
-    if callable(path) and drafting:
+    if callable(path):
+        if drafting is None:
+            raise OptionError("path chooses from a drafter's pool, but there is no drafter; load one with draft (-md).")
         return _checked(path, drafting, given.get("draft_max"))
     if path in PATHS:
         return str(path)
@@ -155,9 +160,17 @@ def _plain(draft: Draft) -> Draft:
         )
     if isinstance(draft, Tree):
         return Tree(tokens, parents, survival)
-    if draft.q is not None and len(draft.q) != len(tokens):
-        raise OptionError(f"path returned {len(tokens)} tokens and q for {len(draft.q)}; every drawn token has its q.")
-    return Path(tokens, survival, draft.q)
+    return Path(tokens, survival, None if draft.q is None else _plain_q(draft.q, len(tokens)))
+
+
+def _plain_q(q: Any, n: int) -> list[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+    try:
+        whole = [(np.asarray(ids, np.int32), np.asarray(weights, np.float64)) for ids, weights in q]
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"path returned a q that is no list of candidates and probabilities ({error}).") from error
+    if len(whole) != n or any(ids.ndim != 1 or ids.shape != weights.shape for ids, weights in whole):
+        raise OptionError(f"path returned {n} tokens and q for {len(whole)}; every drawn token has its candidates' q.")
+    return whole
 
 
 def _check_tree(parents: list[int], max_leaves: int) -> None:

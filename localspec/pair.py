@@ -116,6 +116,8 @@ class Pair:
             self.close()
             raise
         self.drafting = _drafting(draft_head, speaker)
+        reached = draft_head.get("localspec.acceptance_length.all") if draft_head else None  # by `localspec distill`
+        self._acceptance_length = reached if isinstance(reached, float) else None
         self.vocab, source = speaker.model.vocab, speaker.model.chat_template
         self.template = ChatTemplate(source, self.vocab, thinking=thinking) if source else None
 
@@ -204,6 +206,8 @@ class Pair:
             return Fixed()
         if callable(path):
             return Fixed(drafting.n_slots, lambda lattice, _: path(lattice))
+        if path == "ngram" and not self.record:
+            return Fixed()
         if path in ("auto", "ngram") and self.record:
             bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
             return Auto(self.record, drafting, bounds, sampler, pool=path == "auto")
@@ -228,6 +232,8 @@ class Pair:
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self.engine.forget()  # measuring writes into both memories
         record = Record(staircase.measure(target, drafter), drafter.block_size - 1)
+        if self._acceptance_length:
+            record.doubt(self._acceptance_length)
         self._shelf.keep(record)
         self.__dict__["record"] = record
         return record

@@ -16,6 +16,7 @@ MEMORY = 0.97  # weight of the past per round: a half-life of 23 rounds
 PRIOR = 2.0  # rounds' worth of belief in what is promised
 TRIAL = 8  # rounds that decide whether drafting pays
 REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each time it fails again
+DOUBT = 512  # rounds before the first trial of a drafter that cannot pay by its own figures
 ECHOES = 0.5  # chance that a repeated run of tokens goes on as before, until it is known better
 
 
@@ -126,6 +127,13 @@ class Record:
         else:
             self._n_rest, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
             self._n_trial, self._tokens, self._seconds = 0, 0.0, 0.0
+
+    def doubt(self, acceptance_length: float) -> None:
+        """Begin at rest if a drafter of this acceptance length could not pay here, whatever its draft's length."""
+        n = np.arange(1, self.staircase.most + 1)
+        costs = self.staircase.draft + self.staircase.verify[2:]
+        if (np.minimum(acceptance_length, n + 1) * self.staircase.verify[1] < costs).all():
+            self._n_rest, self._rest = DOUBT, 2 * DOUBT
 
     def rested(self) -> None:
         """A round without the drafter has passed."""

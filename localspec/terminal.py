@@ -106,7 +106,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._before or signal.SIG_DFL)
 
     def _press(self, number: int, frame: Any) -> None:
         if self.pressed or not self.gentle:

@@ -7,7 +7,6 @@ One TOML file here per pair, and `unlisted.toml` for models that have a drafter 
 from __future__ import annotations
 
 import difflib
-import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from localspec.cache import cache_dir
 from localspec.errors import MissingError, OptionError
+from localspec.memory import ram
 
 from .sources import HERE, HubFile, PackageFile, Source, WheelMember
 
@@ -164,11 +164,7 @@ def unlisted() -> dict[str, dict[str, str]]:
 
 def fits(n_bytes: int | None) -> bool | None:
     """Whether weights of that size would run in this machine's memory, roughly; None where nobody knows."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return None
-    return n_bytes * OVERHEAD < memory if n_bytes else None
+    return n_bytes * OVERHEAD < ram().total if n_bytes else None
 
 
 def read(path: Path) -> PairEntry:

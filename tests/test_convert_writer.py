@@ -231,4 +231,6 @@ def test_only_files_are_replaced_and_links_stay(tmp_path: Path) -> None:
         check_options(tmp_path / "pipe", "f32", force=True)
     (tmp_path / "file.gguf").write_bytes(b"old")
     (tmp_path / "link.gguf").symlink_to(tmp_path / "file.gguf")
-    check_options(tmp_path / "link.gguf", "f32", force=True)
+    save(tmp_path / "link.gguf", "f32", force=True)
+    assert (tmp_path / "link.gguf").is_symlink()
+    assert (tmp_path / "file.gguf").read_bytes()[:4] == b"GGUF"

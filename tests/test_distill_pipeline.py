@@ -23,6 +23,7 @@ from localspec.check import check
 from localspec.distill import checks, pipeline
 from localspec.distill.store import read, read_text
 from localspec.llama import read_header
+from localspec.memory import Pool
 from localspec.pair import Pair
 
 SMALL = ("--tokens", "3000", "--hours", "0.001", "--layers", "1", "--vocab-size", "64", "--slots", "8", "-t", "1")
@@ -191,7 +192,7 @@ def test_what_cannot_work_is_refused_at_once(
 
 def test_too_little_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny.write_target(tmp_path / "target.gguf")
-    monkeypatch.setattr(checks, "free_memory", lambda: 300_000_000)
+    monkeypatch.setattr(checks, "ram", lambda: Pool("RAM", 10**9, 300_000_000))
     done = run(target, "-o", tmp_path / "out", *SMALL, "--layers", "200")
     assert "training takes about" in done.stderr
     assert "300.0 MB are free; use fewer --layers" in done.stderr
@@ -199,11 +200,6 @@ def test_too_little_memory_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     done = run(target, "-o", tmp_path / "out", *SMALL, "--slots", "10000")
     assert "writing 10000 chats at a time takes about" in done.stderr
     assert "use --slots " in done.stderr
-    assert checks.free_memory() == 300_000_000
-
-
-def test_free_memory_is_known_here() -> None:
-    assert 0 < (checks.free_memory() or 0) < 1 << 50
 
 
 def test_other_work_in_the_folder_is_not_touched(tmp_path: Path) -> None:

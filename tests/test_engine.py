@@ -700,6 +700,8 @@ def test_a_path_of_ones_own(branching: Pair) -> None:
         "nothing": (lambda pool: paths.Path(None, [1.0]), "no whole numbers"),
         "fewer parents": (lambda pool: paths.Tree([5, 6, 7], [-1], [1.0] * 3), "1 parents"),
         "fewer chances": (lambda pool: paths.Tree([5, 6], [-1, -1], []), "0 probabilities"),
+        "no q": (lambda pool: paths.Path([5, 6], [1.0, 1.0], [1, 2]), "no list of candidates"),
+        "crooked q": (lambda pool: paths.Path([5], [1.0], [([1, 2], [0.5])]), "q for 1"),
         "fewer q": (lambda pool: paths.Path([5, 6], [1.0, 1.0], []), "q for 0"),
     }.values():
         with pytest.raises(OptionError, match=words):

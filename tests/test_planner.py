@@ -116,6 +116,19 @@ def test_what_was_learnt_survives_the_session() -> None:
     assert seconds < 1.012 * STEEP[0][1]
 
 
+def test_a_drafter_that_cannot_pay_by_its_own_figures_begins_at_rest() -> None:
+    """Two tokens a round cannot pay for a block and a pass over two (0.8 + 1.7 against 1); six can."""
+    poor, good = record(STEEP), record(STEEP)
+    poor.doubt(2.0)
+    good.doubt(6.0)
+    assert (poor.is_parked, good.is_parked) == (True, False)
+    assert auto(STEEP, poor).begin(fresh(), 100) == 0
+    assert Record.from_json(poor.to_json()).is_parked
+    seconds, _ = run(STEEP, 0.99, 0.0, 150, poor)
+    assert seconds == pytest.approx(STEEP[0][1])
+    assert run(STEEP, 0.99, 0.99, 4000, poor)[0] < STEEP[0][1], "and is tried all the same, later"
+
+
 def test_it_parks_and_tries_again() -> None:
     _, known = run(STEEP, 0.99, 0.0, 300)
     plan = auto(STEEP, known)

@@ -15,6 +15,7 @@ import numpy as np
 from localspec.distill.store import Span
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Vocab
+from localspec.ngram import FAR, LAST
 from localspec.text import ChatTemplate
 
 # How a question may begin. A small model left alone asks much the same things; what it asks about is still its own.
@@ -93,8 +94,6 @@ class Script:
 class Repeats:
     """Marks the tokens of one text whose last four tokens occurred in it before."""
 
-    N_GRAM, NEAR = 4, 64
-
     def __init__(self) -> None:
         self._seen: dict[tuple[int, ...], int] = {}
         self._tail: tuple[int, ...] = ()
@@ -103,11 +102,11 @@ class Repeats:
         self.ever: list[bool] = []
 
     def add(self, token: int) -> None:
-        self._tail = (*self._tail, token)[-self.N_GRAM :]
+        self._tail = (*self._tail, token)[-LAST:]
         before = self._seen.get(self._tail)
         self.ever.append(before is not None)
-        self.near.append(before is not None and self._n - before <= self.NEAR)
-        if len(self._tail) == self.N_GRAM:
+        self.near.append(before is not None and self._n - before <= FAR)
+        if len(self._tail) == LAST:
             self._seen[self._tail] = self._n
         self._n += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from rich.filesize import decimal as size
 
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Header
+from localspec.memory import ram
 
 if TYPE_CHECKING:
     from localspec.distill.start import Shape
@@ -32,8 +32,8 @@ def check_synthesis(target: Header, n_slots: int, n_ctx: int, n_tapped: int) -> 
     """Raises OptionError if that many chats of up to `n_ctx` tokens do not fit into memory side by side."""
     a_slot = n_ctx * (memory_per_token(target) + 2 * n_tapped * target.number("{arch}.embedding_length"))
     logits = 4 * n_slots * target.n_vocab
-    need, free = target.n_bytes + logits + n_slots * a_slot, free_memory()
-    if free is not None and need > free:
+    need, free = target.n_bytes + logits + n_slots * a_slot, ram().free
+    if need > free:
         fit = max(int((free - target.n_bytes - logits) // a_slot), 1)
         raise OptionError(
             f"writing {n_slots} chats at a time takes about {size(need)} of memory, {size(free)} are free; use --slots "
@@ -43,8 +43,8 @@ def check_synthesis(target: Header, n_slots: int, n_ctx: int, n_tapped: int) -> 
 
 def check_training(target: Header, shape: Shape, options: Options, n_tapped: int) -> None:
     """Raises OptionError if a drafter of this shape cannot be trained in the memory there is."""
-    need, free = training_bytes(target, shape, options, n_tapped), free_memory()
-    if free is not None and need > free:
+    need, free = training_bytes(target, shape, options, n_tapped), ram().free
+    if need > free:
         raise OptionError(
             f"training takes about {size(need)} of memory, {size(free)} are free; use fewer --layers or a smaller "
             "--vocab-size."
@@ -95,17 +95,3 @@ def training_bytes(target: Header, shape: Shape, options: Options, n_tapped: int
     heads = target.number("{arch}.attention.head_count", 1)
     kept = shape.n_layers * (4 * (16 * width + 4 * n_ff) + 12 * heads * options.n_context) + 6 * shape.n_rows
     return 16 * n_parameters(target, shape, n_tapped) + 4 * target.n_vocab * width + n_slots * kept
-
-
-def free_memory() -> int | None:
-    """Memory a process can still have without swapping; None where that cannot be told."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None

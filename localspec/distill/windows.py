@@ -12,12 +12,12 @@ from torch import Tensor
 
 from localspec.distill.store import NONE, ChatRecord, Data
 from localspec.errors import OptionError
+from localspec.ngram import FAR, LAST
 
 Ints = npt.NDArray[np.int64]
 
 NO_LABEL = -1
 HELD_OUT_EVERY = 50
-REPEAT_NGRAM, REPEAT_REACH = 4, 64  # text repeats itself where its last 4 tokens occurred before in its last 64
 
 
 def anchors_of(chat: ChatRecord) -> Ints:
@@ -186,13 +186,13 @@ def labels_of(chat: ChatRecord, said: Ints, anchors: Ints, block_size: int) -> I
 
 
 def repeating(said: Ints) -> npt.NDArray[np.bool_]:
-    """Whether the 4 tokens up to each one occurred before among the last 64, [n]."""
+    """Where a text repeats itself, as `ngram.repeats` has it, [n]."""
     grams = np.zeros(len(said), np.uint64)
-    for back in range(REPEAT_NGRAM):  # a hash of the last four; it wraps around
+    for back in range(LAST):  # a hash of the last four; it wraps around
         grams[back:] = grams[back:] * np.uint64(0x9E3779B97F4A7C15) + said[: len(said) - back].astype(np.uint64) + 1
     order = np.argsort(grams, kind="stable")
     gap, same = np.diff(order), np.diff(grams[order]) == 0
     found = np.zeros(len(said), np.bool_)
-    found[order[1:]] = same & (gap <= REPEAT_REACH - REPEAT_NGRAM + 1)
-    found[: REPEAT_NGRAM - 1] = False
+    found[order[1:]] = same & (gap <= FAR)
+    found[: LAST - 1] = False
     return found
