@@ -23,7 +23,7 @@ from localspec.sampling import Sampler
 from localspec.stats import Round
 from localspec.target import N_BATCH, Target
 
-N_WAIT = 64  # rounds whose features may wait for their injection
+N_WAIT = 512  # rounds whose features may wait for their injection
 
 Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
 
@@ -129,9 +129,11 @@ class Engine:
         if not wait or len(self._pending) >= N_WAIT:
             self._inject_pending()
 
-    def _inject_pending(self) -> None:
+    def _inject_pending(self, until: int | None = None) -> None:
+        """Give the drafter what waits, up to position `until`."""
         if self.drafter and self._pending:
-            self.drafter.inject(np.concatenate(self._pending))
+            wanted = None if until is None else max(0, until - self.drafter.n_past)
+            self.drafter.inject(np.concatenate(self._pending)[:wanted])
         self._pending.clear()
 
     def forget(self) -> None:
@@ -145,8 +147,8 @@ class Engine:
             if self.drafter:
                 self.drafter.forget()
         self._in_sync = False
-        self._inject_pending()
         keep = min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
+        self._inject_pending(keep)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
         keep = self.target.rewind(keep)

@@ -181,7 +181,8 @@ class Pair:
         text = TextStream(self.vocab, settings.limits)
         sampler = Sampler(settings.sampling)
         plan = self._plan(settings, sampler)
-        prefill = self.engine.start(ids, spec=settings.drafts, progress=settings.progress)
+        spec = settings.drafts and settings.path != "ngram"
+        prefill = self.engine.start(ids, spec=spec, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(
             self.engine,

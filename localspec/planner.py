@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.lattice import Lattice
-from localspec.ngram import Suffixes
+from localspec.ngram import SILENCE, Suffixes
 from localspec.paths import NOTHING, BestFirst, Draft, Expected, Path, depths, greedy, probabilities, sampled
-from localspec.record import Record
+from localspec.record import SETTLED_S, Record, Trust
 from localspec.sampling import Sampler
 from localspec.stats import Round
 
@@ -116,11 +116,12 @@ class Auto:
     ) -> None:
         self._pool = pool
         self._record, self._drafting, self._bounds, self._sampler = record, drafting, bounds, sampler
-        self._suffixes = Suffixes()
+        self._suffixes, self._faith = Suffixes(), Trust.fresh(1)  # in the echoes of this text, beside those of all
         self._index, self._room = 0, 0
-        self._verify = record.staircase.verify
-        self._spent = 0.0  # seconds this round has drafted
-        self._echo, self._said, self._matched = NOTHING, list[int](), 0  # of the echo: what pays, all of it
+        self._cost = record.staircase.verify[1:]  # seconds of this round by how many tokens are sent
+        self._drafts = False  # whether the drafter is asked this round
+        self._calm_s = 0.0  # seconds of plain rounds since the last pass over several tokens
+        self._heard, self._echo = SILENCE, NOTHING  # all that followed the last time, and as much of it as pays
         self._promised: Floats | None = None  # by depth, of what the pool sent this round
         self._sent: Draft = NOTHING
 
@@ -129,14 +130,19 @@ class Auto:
         return self._record.is_parked and not self._bounds.least
 
     def begin(self, tokens: Sequence[int], room: int) -> int:
+        stairs = self._record.staircase
         self._index, self._room = len(tokens), min(room, self._bounds.most)
-        self._verify = self._record.staircase.at(self._index)
-        self._spent = 0.0
-        self._echo = self._repeat(tokens)
+        settle = stairs.settle if self._calm_s else 0.0
+        self._cost = costs = stairs.at(self._index)[1:]
+        self._heard, self._echo = self._suffixes.propose(tokens, self._room), NOTHING
+        if self._heard.tokens:
+            self._cost = np.concatenate((costs[:1], settle + costs[1:]))
+            self._echo = self._repeat()
         rests = self.is_parked or self._rate(self._echo) > self._record.rate
-        if self._room < 1 or not self._pool or (rests and not self._bounds.least):
+        self._drafts = self._room > 0 and self._pool and (not rests or self._bounds.least > 0)
+        if not self._drafts:
             return 0
-        self._spent = self._record.staircase.draft
+        self._cost = stairs.draft + settle + costs
         return min(self._drafting.n_slots, room)
 
     def select(self, lattice: Lattice | None) -> Draft:
@@ -150,34 +156,45 @@ class Auto:
 
     def learn(self, round: Round) -> None:
         record, n = self._record, len(self._sent.tokens)
-        record.staircase.learn(n + 1, self._index, round.verify_s)
-        if self._spent:
-            record.drafted(len(round.tokens), self._spent + self._verify[n + 1], self._verify[1])
+        if n or self._calm_s > SETTLED_S:
+            record.staircase.learn(n + 1, self._index, round.verify_s)
+        self._calm_s = 0.0 if n or self._drafts else self._calm_s + round.verify_s
+        if self._drafts:
+            plain_s = float(record.staircase.at(self._index)[1])
+            record.drafted(len(round.tokens), float(self._cost[n]), plain_s)
         elif record.is_parked:
             record.rested()
         if self._promised is not None:
             trust = record.trust.ratio()[: len(self._promised)]
             record.trust.learn(self._promised / trust, round.n_accepted)
-        n_seen = min(len(self._said), len(round.tokens))  # sent or not: what was said tells whether it was right
-        n_right = next((i for i in range(n_seen) if self._said[i] != round.tokens[i]), n_seen)
-        record.learn_echo(self._matched, n_seen, n_right)
+        if self._heard.tokens:
+            self._listen(round.tokens)
+
+    def _listen(self, said: Sequence[int]) -> None:
+        """Sent or not: what was said tells whether the echo was right."""
+        n_seen = min(len(self._heard.tokens), len(said))
+        n_right = next((i for i in range(n_seen) if self._heard.tokens[i] != said[i]), n_seen)
+        n_seen = min(n_right + 1, n_seen)
+        for i, chance in enumerate(self._record.echoes.chances(self._heard)[:n_seen]):
+            self._faith.learn(np.array([chance]), int(i < n_right))
+        self._record.echoes.learn(self._heard, n_right, n_seen)
 
     def _rate(self, draft: Draft) -> float:
         """Expected tokens a second of a round that verifies `draft`."""
-        return (1 + sum(draft.survival)) / (self._spent + float(self._verify[len(draft.tokens) + 1]))
+        return (1 + sum(draft.survival)) / float(self._cost[len(draft.tokens)])
 
     def _size(self, gains: Floats) -> int:
         """How many tokens to send, where `gains[n]` are expected to be accepted of n."""
         least, most = min(self._bounds.least, self._room), min(len(gains) - 1, self._room)
-        rates = (1 + gains[: most + 1]) / (self._spent + self._verify[1 : most + 2])
+        rates = (1 + gains[: most + 1]) / self._cost[: most + 1]
         return min(least, most) + int(rates[min(least, most) :].argmax())
 
-    def _repeat(self, tokens: Sequence[int]) -> Path:
-        """As much of what followed the last time the text ended as now as pays."""
-        self._said, self._matched = self._suffixes.propose(tokens, self._room)
-        survival = self._record.echo(self._matched, len(self._said))
-        n = self._size(np.concatenate(([0.0], survival.cumsum()))) if self._said else 0
-        return Path(self._said[:n], survival[:n].tolist())
+    def _repeat(self) -> Path:
+        """As much as pays of what followed the last time the text ended as now."""
+        chances = self._record.echoes.chances(self._heard) * min(self._faith.ratio()[0], 1.0)
+        survival = chances.cumprod()
+        n = self._size(np.concatenate(([0.0], survival.cumsum())))
+        return Path(self._heard.tokens[:n], survival[:n].tolist())
 
     def _best(self, lattice: Lattice) -> Draft:
         """The tree, or where there can be none the chain, that pays best."""

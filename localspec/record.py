@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.ngram import LONGEST
+from localspec.ngram import Echoes
 
 Floats = NDArray[np.float64]
 
@@ -16,22 +16,31 @@ MEMORY = 0.97  # weight of the past per round: a half-life of 23 rounds
 PRIOR = 2.0  # rounds' worth of belief in what is promised
 TRIAL = 8  # rounds that decide whether drafting pays
 REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each time it fails again
+SETTLED_S = 0.05  # seconds of passes over one token, until they are as fast as ever again
 DOUBT = 512  # rounds before the first trial of a drafter that cannot pay by its own figures
-ECHOES = 0.5  # chance that a repeated run of tokens goes on as before, until it is known better
 
 
 class Staircase:
     """Seconds of a pass: `verify[n]` for the target over n tokens (index 0: 0), `draft` for a whole block.
 
-    Measured with little in memory; `learn` corrects the figures by what rounds really took, apart for texts of up to
-    1,024, 4,096, 16,384, … tokens.
+    `verify` is with nothing in memory; with `attention` = (a, b) a pass over n tokens takes a + b · n seconds more for
+    each token there. After a pass over several tokens some CPUs take a while until passes over one are as fast as
+    before: `settle` seconds more, summed up. `learn` corrects the figures by what rounds really took, apart for texts
+    of up to 512, 1,024, 2,048, … tokens.
     """
 
     def __init__(
-        self, verify: Sequence[float], draft: float, deeper: Mapping[str, Sequence[float]] | None = None
+        self,
+        verify: Sequence[float],
+        draft: float,
+        settle: float = 0.0,
+        attention: tuple[float, float] = (0.0, 0.0),
+        corrections: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        self.verify, self.draft = np.array(verify, np.float64), float(draft)
-        self._deeper = {int(level): np.array(row, np.float64) for level, row in (deeper or {}).items()}
+        self.verify, self.draft, self.settle = np.array(verify, np.float64), float(draft), float(settle)
+        a, b = self._attention = (float(attention[0]), float(attention[1]))
+        self._deeper = a + b * np.arange(len(self.verify))  # seconds of a pass over n tokens per token in memory
+        self._corrections = {int(level): np.array(row, np.float64) for level, row in (corrections or {}).items()}
 
     @property
     def most(self) -> int:
@@ -40,22 +49,29 @@ class Staircase:
 
     def at(self, depth: int) -> Floats:
         """`verify` with `depth` tokens in memory."""
-        level = max(0, (depth - 1).bit_length() - 9) // 2
-        if level not in self._deeper:
-            below = [known for known in self._deeper if known < level]
-            self._deeper[level] = (self._deeper[max(below)] if below else self.verify).copy()
-        return self._deeper[level]
+        return (self.verify + depth * self._deeper) * self._correction(depth)
 
     def learn(self, n: int, depth: int, seconds: float) -> None:
         """A pass over `n` tokens took `seconds`. What is far off was disturbed and teaches nothing."""
-        row = self.at(depth)
-        if n < len(row) and 0.4 < (ratio := seconds / row[n]) < 2.5:
+        if n < len(self.verify) and 0.4 < (ratio := seconds / float(self.at(depth)[n])) < 2.5:
+            row = self._correction(depth)
             row *= ratio**0.01
             row[n] *= ratio**0.04
 
+    def _correction(self, depth: int) -> Floats:
+        """Factors for texts about as long; at first those for the longest shorter ones that are known."""
+        level = max(0, (depth - 1).bit_length() - 9)
+        if level not in self._corrections:
+            below = [known for known in self._corrections if known < level]
+            self._corrections[level] = (
+                self._corrections[max(below)].copy() if below else np.ones(len(self.verify), np.float64)
+            )
+        return self._corrections[level]
+
     def to_json(self) -> dict[str, Any]:
-        deeper = {str(level): row.tolist() for level, row in self._deeper.items()}
-        return {"verify": self.verify.tolist(), "draft": self.draft, "deeper": deeper}
+        corrections = {str(level): row.tolist() for level, row in self._corrections.items()}
+        costs = {"verify": self.verify.tolist(), "draft": self.draft, "settle": self.settle}
+        return costs | {"attention": self._attention, "corrections": corrections}
 
 
 class Trust:
@@ -89,8 +105,7 @@ class Record:
     def __init__(self, staircase: Staircase, n_slots: int) -> None:
         self.staircase = staircase
         self.trust = Trust.fresh(n_slots)
-        self.echoed = np.full(LONGEST + 1, ECHOES * PRIOR)  # by tokens matched: how often the text went on as before
-        self.tried = np.full(LONGEST + 1, PRIOR)
+        self.echoes = Echoes.fresh()
         self._tokens = self._seconds = 0.0  # of the rounds that drafted, with `MEMORY`
         self._n_trial, self._n_rest, self._rest = 0, 0, REST
 
@@ -102,18 +117,6 @@ class Record:
     def rate(self) -> float:
         """Tokens a second while drafting; infinite while that is on trial."""
         return self._tokens / self._seconds if self._n_trial >= TRIAL else np.inf
-
-    def echo(self, matched: int, n: int) -> Floats:
-        """Probability of survival of `n` tokens behind a match of `matched` tokens; each that survives lengthens it."""
-        lengths = np.minimum(np.arange(matched, matched + n), LONGEST)
-        return np.cumprod(self.echoed[lengths] / self.tried[lengths])
-
-    def learn_echo(self, matched: int, n_seen: int, n_right: int) -> None:
-        """Of `n_seen` tokens behind a match of `matched` tokens, the first `n_right` were said as before."""
-        for i in range(min(n_right + 1, n_seen)):
-            length = min(matched + i, LONGEST)
-            self.echoed[length] = MEMORY * self.echoed[length] + (i < n_right)
-            self.tried[length] = MEMORY * self.tried[length] + 1
 
     def drafted(self, n_tokens: int, seconds: float, plain_s: float) -> None:
         """A round that drafted brought `n_tokens` in `seconds`; a plain one takes `plain_s` for one token."""
@@ -141,16 +144,16 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         trust = {"trust": [self.trust.promised.tolist(), self.trust.survived.tolist()]}
-        echo = {"echoed": self.echoed.tolist(), "tried": self.tried.tolist()}
+        echoes = {"echoes": [self.echoes.right.tolist(), self.echoes.tried.tolist()]}
         state = {name: getattr(self, name) for name in STATE}
-        return {"staircase": self.staircase.to_json(), **trust, **echo, **state}
+        return {"staircase": self.staircase.to_json(), **trust, **echoes, **state}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Record:
         """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
         record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
         record.trust = Trust(*raw["trust"])
-        record.echoed, record.tried = np.array(raw["echoed"], np.float64), np.array(raw["tried"], np.float64)
+        record.echoes = Echoes(*np.array(raw["echoes"], np.float64))
         for name in STATE:
             setattr(record, name, type(getattr(record, name))(raw[name]))
         return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from localspec.cache import cache_dir
 from localspec.drafter import Drafter
 from localspec.paths import Path as Chain
-from localspec.record import Record, Staircase
-from localspec.target import Target
+from localspec.record import SETTLED_S, Record, Staircase
+from localspec.target import N_BATCH, Target
 
-DEPTH = 128  # tokens in memory while measuring
-BUDGET_S = 4.0
-FEWEST, MOST = 1, 9  # repeats; the first is cold
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 28, 33)  # tokens of a pass that are timed
+DEPTHS = (128, 640)  # tokens in memory while measuring: first the one, then the other
+BUDGET_S = 2.5  # seconds for each depth; once through all widths it takes, however long
+READING_S = 2.0  # if filling the memory for the second depth takes longer, it is left out
+MOST = 9  # repeats
+DRAFTS = 3  # rounds of drafting a repeat
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)  # tokens of a pass that are timed
 
 
 class Shelf:
@@ -50,55 +52,106 @@ class Shelf:
 
 
 def measure(target: Target, drafter: Drafter) -> Staircase:
-    """Time the widths again and again until `BUDGET_S` are spent; medians, made monotone. Empties both memories.
+    """Time passes of all widths with little in memory, then with more. Empties both memories.
 
     Needs a context of two of the longest passes. Every pass leaves its first token in memory: a recurrent memory cannot
     forget a whole pass. A draft is timed with the injection of one position, which each kept token costs.
     """
     most = target.draft_max + 1
-    tokens = np.random.default_rng(0).integers(0, target.model.vocab.n_tokens, most).tolist()
-    widths = sorted({min(n, most) for n in WIDTHS})
-    verify: dict[int, list[float]] = {n: [] for n in widths}
-    draft: list[float] = []
-    began = perf_counter()
-    depth = min(DEPTH, target.n_ctx - 2 * most + 1)
-    features = _fill(target, drafter, depth)
-    for repeat in range(MOST + 1):
-        if repeat > FEWEST and perf_counter() - began > BUDGET_S:
-            break
-        for n in widths:
-            if target.n_past + most > target.n_ctx:
-                _fill(target, drafter, depth)
-            chain = Chain(tokens[1:n], [])
-            verify[n].append(_timed(lambda c=chain: target.verify(tokens[0], c)))  # type: ignore[misc]
-            target.keep([0])
-        draft.append(_timed(lambda: drafter.inject(features)))
-        draft[-1] += _timed(lambda: drafter.draft(tokens[0], drafter.block_size - 1))
-        drafter.rewind(depth)
+    stages = [_Stage(target, drafter, min(DEPTHS[0], target.n_ctx - 2 * most + 1))]
+    if DEPTHS[1] <= target.n_ctx - 2 * most and stages[0].filling_s * DEPTHS[1] / DEPTHS[0] < READING_S:
+        stages.append(_Stage(target, drafter, DEPTHS[1]))
     target.forget()
     drafter.forget()
-    return Staircase(_stairs(verify, most), median(draft[1:]))
+    first, last = stages[0], stages[-1]
+    widths = np.array(list(first.verify))
+    a, b = _attention(first, last) if last is not first else (0.0, 0.0)
+    empty = np.array([_warm(times) for times in first.verify.values()]) - first.mean_depth * (a + b * widths)
+    rising = np.minimum.accumulate(np.maximum(empty, 1e-9)[::-1])[::-1]  # what disturbed one must not lift the wider
+    verify = [0.0, *np.interp(np.arange(1, most + 1), widths, rising).tolist()]
+    return Staircase(verify, _warm(first.draft), max(0.0, median(first.settle or [0.0])), (a, b))
 
 
-def _fill(target: Target, drafter: Drafter, depth: int) -> NDArray[np.float32]:
-    """Put `depth` tokens into both memories and nothing else; the features of one position."""
-    target.forget()
-    drafter.forget()
-    target.expose_features(True)
-    target.prefill(np.random.default_rng(1).integers(0, target.model.vocab.n_tokens, depth).tolist())
-    features = target.features(slice(depth))
-    drafter.inject(features)
-    return features[:1].copy()
+class _Stage:
+    """All widths, timed with about `depth` tokens in memory, again and again until `BUDGET_S` are spent."""
+
+    def __init__(self, target: Target, drafter: Drafter, depth: int) -> None:
+        self._target, self._drafter, self._depth = target, drafter, depth
+        self._most = target.draft_max + 1
+        self._tokens = np.random.default_rng(0).integers(0, target.model.vocab.n_tokens, self._most).tolist()
+        self.verify: dict[int, list[float]] = {n: [] for n in sorted({min(n, self._most) for n in WIDTHS})}
+        self.draft: list[float] = []
+        self.settle: list[float] = []
+        began = perf_counter()
+        self._features = self._fill()
+        self.filling_s = perf_counter() - began
+        for _ in range(MOST):
+            self._repeat()
+            if perf_counter() - began - self.filling_s > BUDGET_S:
+                break
+        self.mean_depth = (depth + target.n_past) / 2
+
+    def _repeat(self) -> None:
+        """Every width once, between passes over one token, as it comes in an answer; then a draft."""
+        if self._target.rewind(self._depth) < self._depth:  # a recurrent memory
+            self._fill()
+        self._singles()
+        self.verify[1].append(median(self._singles()))
+        for n in list(self.verify)[1:]:
+            if self._target.can_branch:
+                self._target.rewind(self._depth)
+            self.verify[n].append(self._pass(n))
+            if self.verify[1][-1] < SETTLED_S:
+                times = self._singles()
+                self.settle.append(sum(times) - len(times) * self.verify[1][-1])
+        for _ in range(DRAFTS):
+            self._pass(self._drafter.block_size)
+            draft = _timed(lambda: self._drafter.inject(self._features))
+            draft += _timed(lambda: self._drafter.draft(self._tokens[0], self._drafter.block_size - 1))
+            self.draft.append(draft)
+            self._drafter.rewind(self._depth)
+
+    def _singles(self) -> list[float]:
+        """Passes over one token for as long as a CPU may take to settle, one at least."""
+        began, times = perf_counter(), list[float]()
+        while not times or perf_counter() - began < SETTLED_S:
+            times.append(self._pass(1))
+        return times
+
+    def _pass(self, n: int) -> float:
+        if self._target.n_past + self._most > self._target.n_ctx:
+            self._fill()
+        seconds = _timed(lambda: self._target.verify(self._tokens[0], Chain(self._tokens[1:n], [])))
+        self._target.keep([0])
+        return seconds
+
+    def _fill(self) -> NDArray[np.float32]:
+        """Put a text into both memories and nothing else; the features of one position."""
+        self._target.forget()
+        self._drafter.forget()
+        self._target.expose_features(True)
+        text = np.random.default_rng(1).integers(0, self._target.model.vocab.n_tokens, self._depth).tolist()
+        for start in range(0, self._depth, N_BATCH):
+            chunk = text[start : start + N_BATCH]
+            self._target.prefill(chunk)
+            self._drafter.inject(self._target.features(slice(len(chunk))))
+        return self._target.features(slice(1)).copy()
+
+
+def _attention(shallow: _Stage, deep: _Stage) -> tuple[float, float]:
+    """(a, b) such that a pass over n tokens takes a + b · n seconds more for each token in memory."""
+    widths = np.array(list(shallow.verify), np.float64)
+    rises = [_warm(deep.verify[n]) - _warm(shallow.verify[n]) for n in shallow.verify]
+    b, a = np.polyfit(widths, np.array(rises) / (deep.mean_depth - shallow.mean_depth), 1, w=1 / widths)
+    return max(0.0, float(a)), max(0.0, float(b))
+
+
+def _warm(times: Sequence[float]) -> float:
+    """The median of what came after the first repeat, if there was time for more."""
+    return median(times[1:] or times)
 
 
 def _timed(call: Callable[[], object]) -> float:
     began = perf_counter()
     call()
     return perf_counter() - began
-
-
-def _stairs(times: dict[int, list[float]], most: int) -> list[float]:
-    """Medians without the first, cold repeat, never falling, straight between the widths timed; 0 for width 0."""
-    widths = list(times)
-    medians = np.maximum.accumulate([median(times[n][1:]) for n in widths])
-    return [0.0, *np.interp(np.arange(1, most + 1), widths, medians).tolist()]

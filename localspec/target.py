@@ -86,6 +86,9 @@ class Target:
 
     def features(self, rows: slice | list[int]) -> NDArray[np.float32]:
         """Features of `rows` of the last decode, [n, n_layers · n_embd]; a buffer that is reused."""
+        if self._n_batch == 1:
+            self.context.copy_layer_inputs(self.layers, self._features[0])
+            return self._features[:1][rows]
         width, n = self.model.n_embd, 0
         for i, layer in enumerate(self.layers):
             inputs = self.context.layer_input(layer, self._n_batch)[rows]

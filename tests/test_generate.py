@@ -391,7 +391,10 @@ class Resting(Fixed):
 
 
 @pytest.mark.parametrize("every", [2, 5, 100])
-def test_features_of_rounds_without_a_draft_are_injected_before_the_next(every: int) -> None:
+def test_features_of_rounds_without_a_draft_are_injected_before_the_next(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.generate.N_WAIT", 64)
     pair = engine("perfect")
     text = TextStream(letters(), Limits(max_tokens=150))
     pair.start(PROMPT, spec=True)
@@ -404,3 +407,14 @@ def test_features_of_rounds_without_a_draft_are_injected_before_the_next(every: 
     again = pair.start([*pair.tokens, 3], spec=True)
     assert again.n <= 1
     assert pair.drafter.n_past == pair.target.n_past
+
+
+def test_features_that_wait_for_another_text_are_dropped() -> None:
+    pair = engine("perfect")
+    text = TextStream(letters(), Limits(max_tokens=30))
+    pair.start(PROMPT, spec=True)
+    list(generate(pair, plan=Fixed(), sampler=Sampler(SamplingParams()), clip=text.clip))
+    behind = pair.target.n_past - pair.drafter.n_past
+    assert behind >= 29
+    pair.start([*PROMPT, *pair.tokens[len(PROMPT) : len(PROMPT) + 5], 3, 3], spec=True)
+    check_memories(pair, spec=True)

@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import numpy as np
 
-from localspec.ngram import LONGEST, N, Suffixes
+from localspec.ngram import LONGEST, PRIOR, SILENCE, Echo, Echoes, N, Suffixes
 
 
 def test_nothing_is_proposed_for_a_text_that_never_ended_like_this() -> None:
-    assert Suffixes().propose([1, 2, 3, 4, 5], 8) == ([], 0)
-    assert Suffixes().propose([1, 2], 8) == ([], 0)
-    assert Suffixes().propose([], 8) == ([], 0)
+    assert Suffixes().propose([1, 2, 3, 4, 5], 8) == SILENCE
+    assert Suffixes().propose([1, 2], 8) == SILENCE
+    assert Suffixes().propose([], 8) == SILENCE
 
 
-def test_the_continuation_of_the_latest_place_is_proposed() -> None:
-    tokens = [1, 2, 3, 50, 51, 1, 2, 3, 60, 61, 1, 2, 3]
-    assert Suffixes().propose(tokens, 4) == ([60, 61, 1, 2], N)
-    assert Suffixes().propose(tokens, 0) == ([], 0)
+def test_the_continuation_of_an_earlier_place_is_proposed() -> None:
+    tokens = [1, 2, 3, 60, 61, 1, 2, 3]
+    assert Suffixes().propose(tokens, 4) == Echo([60, 61, 1, 2], N, 0)
+    assert Suffixes().propose(tokens, 0) == SILENCE
+
+
+def test_the_latest_two_places_must_agree() -> None:
+    tokens = [1, 2, 3, 60, 61, 80, 1, 2, 3, 60, 61, 70, 1, 2, 3]
+    assert Suffixes().propose(tokens, 4) == Echo([60, 61], N, 2)
+    assert Suffixes().propose([1, 2, 3, 50, 1, 2, 3, 60, 1, 2, 3], 4) == SILENCE
+    assert Suffixes().propose([1, 2, 3, 50, 51, *tokens], 4) == Echo([60, 61], N, 2), "a third is not asked"
 
 
 def test_the_match_is_as_long_as_both_endings_agree() -> None:
-    assert Suffixes().propose([9, 1, 2, 3, 4, 5, 70, 8, 1, 2, 3, 4, 5], 1) == ([70], 5)
+    assert Suffixes().propose([9, 1, 2, 3, 4, 5, 70, 8, 1, 2, 3, 4, 5], 1) == Echo([70], 5, 0)
     long = list(range(100, 140))
-    assert Suffixes().propose([*long, 7, *long], 1) == ([7], LONGEST)
+    assert Suffixes().propose([*long, 7, *long], 1) == Echo([7], LONGEST, 0)
 
 
 def test_a_circle_goes_on() -> None:
-    assert Suffixes().propose([5, 6, 5, 6, 5, 6], 5) == ([5, 6, 5, 6, 5], 4)
-    assert Suffixes().propose([4, 4, 4, 4], 3)[0] == [4, 4, 4]
+    assert Suffixes().propose([5, 6, 5, 6, 5, 6], 5) == Echo([5, 6, 5, 6, 5], 4, 0)
+    assert Suffixes().propose([4, 4, 4, 4, 4], 3) == Echo([4, 4, 4], 4, 3)
+
+
+def test_beliefs_follow_what_was_seen_by_kind() -> None:
+    echoes, echo = Echoes.fresh(), Echo([1, 2, 3], 4, 1)
+    first = echoes.chances(echo)
+    assert first[0] > first[2] > first[1], "agreed, then matched longer"
+    for _ in range(2000):
+        echoes.learn(echo, 1, 2)
+    now = echoes.chances(echo)
+    assert now[0] > 0.99
+    assert now[1] < 0.01
+    assert now[2] == first[2], "was never compared"
+    assert echoes.tried.min() == PRIOR
 
 
 def test_a_growing_text_is_taken_in_piece_by_piece() -> None:

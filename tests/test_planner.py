@@ -9,6 +9,7 @@ import pytest
 
 from localspec import paths
 from localspec.lattice import Lattice
+from localspec.ngram import LONGEST, Echo, Echoes
 from localspec.paths import NOTHING, Path
 from localspec.planner import Auto, Bounds, Drafting, Fixed, selector
 from localspec.record import Record, Staircase
@@ -171,7 +172,6 @@ def test_staircases_learn_what_passes_really_take() -> None:
 
 def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
     known = record(STEEP)
-    known.echoed[:], known.tried[:] = 19.0, 20.0
     plan = auto(STEEP, known)
     run_of = list(range(50, 90))
     text = [*run_of, 7, *run_of[:20]]
@@ -185,14 +185,52 @@ def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
 def test_echoes_are_learnt_before_any_is_sent() -> None:
     """Whether the text went on as before is seen in what was said, drafted or not."""
     known = record(STEEP)
-    circle = [*range(50, 70), *range(50, 70)]
-    for length in range(25, 40):
-        plan = auto(STEEP, known, pool=False)
-        assert plan.begin(circle[:length], 100) == 0
-        draft = plan.select(None)
-        n = len(draft.tokens)
-        plan.learn(Round(circle[length : length + n + 1], n, n, verify_s=STEEP[0][n + 1]))
-    assert n >= 1, "at first nothing was sent, now it is"
+    known.echoes.right[:] = 0.3 * known.echoes.tried
+    circle = [*range(50, 90), *range(50, 90)]
+    sent = []
+    for _ in range(20):
+        for length in range(44, 80):
+            plan = auto(STEEP, known, pool=False)
+            assert plan.begin(circle[:length], 100) == 0
+            n = len(plan.select(None).tokens)
+            plan.learn(Round(circle[length : length + n + 1], n, n, verify_s=STEEP[0][n + 1]))
+            sent.append(n)
+    assert sent[0] == 0 < sent[-1]
+
+
+def test_a_text_that_breaks_its_echoes_is_believed_less() -> None:
+    """Not for this one what holds for all: after two broken echoes less is sent, in the next text as before."""
+    known = record(FLAT)
+    before = known.echoes.chances(Echo([1], LONGEST, 0))
+
+    def sent(plan: Auto, text: list[int]) -> int:
+        plan.begin(text, 100)
+        return len(plan.select(None).tokens)
+
+    run_of, plan, n = list(range(50, 90)), auto(FLAT, known, pool=False), []
+    text = [*run_of, 7, *run_of[:20]]
+    for broken in (1000, 1001):
+        n.append(sent(plan, text))
+        plan.learn(Round([broken], n[-1], 0, verify_s=FLAT[0][n[-1] + 1]))
+        text = [*text, broken, *run_of[:20]]
+    assert sent(plan, text) < n[0]
+    known.echoes = Echoes.fresh()
+    assert sent(auto(FLAT, known, pool=False), [*run_of, 7, *run_of[:20]]) == n[0]
+    assert known.echoes.chances(Echo([1], LONGEST, 0)) == before
+
+
+def test_what_a_wide_pass_costs_afterwards_counts_unless_another_was_just_made() -> None:
+    cost = [0, 1.0, *[1.5 + 0.05 * n for n in range(MOST)]]
+    text = [*range(50, 90), 7, *range(50, 55)]
+    known = Record(Staircase(cost, 0.2, settle=20.0), N_SLOTS)
+    plan = auto(FLAT, known, pool=False)
+    plan.begin(text, 100)
+    assert len(plan.select(None).tokens) > 0, "the prompt was such a pass"
+    plan = auto(FLAT, known, pool=False)
+    plan.begin(text[:-6], 100)
+    plan.learn(Round([7], 0, 0, verify_s=1.0))
+    plan.begin(text, 100)
+    assert plan.select(None) == NOTHING
 
 
 def test_echoes_that_fail_are_no_longer_sent() -> None:
@@ -202,7 +240,8 @@ def test_echoes_that_fail_are_no_longer_sent() -> None:
         plan = auto(STEEP, known)
         plan.begin([*run_of, 7, *run_of[:20]], 100)
         plan.select(None)
-        plan.learn(Round([1], len(plan._sent.tokens), 0, verify_s=1.0))
+        n = len(plan._sent.tokens)
+        plan.learn(Round([1], n, 0, verify_s=STEEP[0][n + 1]))
     plan.begin([*run_of, 7, *run_of[:20]], 100)
     assert plan.select(None) == NOTHING
 
