@@ -162,14 +162,19 @@ class BestFirst:
         self._lattice = lattice
         self.survival: list[float] = []
         self._nodes: list[tuple[int, int, int]] = []  # parent node, slot, candidate
-        order = np.argsort(-p, axis=2, kind="stable")
-        ranked, of = np.take_along_axis(p, order, axis=2).tolist(), order.tolist()  # [slot][predecessor][rank]
+        chances: list[list[list[float]]] = p.tolist()
+        ranked: dict[tuple[int, int], list[int]] = {}  # slot, predecessor -> candidates, best first; few are asked for
         # Who waits for admission: -survival, tie-break, parent's survival, slot, predecessor, rank, parent node.
         heap: list[tuple[float, int, float, int, int, int, int]] = []
 
         def wait(alive: float, slot: int, row: int, rank: int, parent: int) -> None:
-            if slot < len(ranked) and rank < len(ranked[slot][row]):
-                heappush(heap, (-alive * ranked[slot][row][rank], len(heap), alive, slot, row, rank, parent))
+            if slot == len(chances) or rank == len(chances[slot][row]):
+                return
+            chance = chances[slot][row]
+            if (slot, row) not in ranked:
+                ranked[slot, row] = sorted(range(len(chance)), key=chance.__getitem__, reverse=True)
+            survival = alive * chance[ranked[slot, row][rank]]
+            heappush(heap, (-survival, len(heap), alive, slot, row, rank, parent))
 
         wait(1.0, 0, 0, 0, -1)
         inner, n_leaves = {-1}, 0
@@ -180,7 +185,7 @@ class BestFirst:
                     continue
                 n_leaves += 1
             inner.add(parent)
-            candidate = of[slot][row][rank]
+            candidate = ranked[slot, row][rank]
             wait(alive, slot, row, rank + 1, parent)
             wait(-negative, slot + 1, candidate, 0, len(self._nodes))
             self._nodes.append((parent, slot, candidate))
