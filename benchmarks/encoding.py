@@ -1,13 +1,15 @@
-"""Which encoding should the default target run in? Perplexity, seconds of verify by width, tokens/s with the drafter.
+"""Which encoding should the default target run in, and where does drafting pay?
 
 Re-encodes the target as shipped (Q4_1) with llama.cpp's quantiser and measures each encoding: perplexity on the text
-of the prompt sets, the cost of verifying 1 … 8 tokens, and spec and plain tokens/s on a few prompts, alternating
-between encodings.
+of the prompt sets, the cost of verifying 1 … 8 tokens, and tokens/s on a few prompts, plain and with the default
+options, alternating between encodings. The weights of the larger encodings are those of the shipped one, written out:
+they say the same and take longer to read, as those of a larger model would.
 """
 
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -15,10 +17,10 @@ from time import perf_counter
 import numpy as np
 from common import arguments, read_set
 
+from localspec.bench import bench
 from localspec.llama import Context, Model, quantize
 from localspec.pair import Pair
 from localspec.paths import Path as Chain
-from localspec.stats import total
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 
@@ -56,42 +58,39 @@ def staircase(pair: Pair, ids: list[int], repeats: int = 15) -> dict[int, float]
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--encodings", default="q4_1,q8_0,q4_0,f16")
+    parser.add_argument("--encodings", default="q4_1,q4_0,q8_0,f16")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--draft-max", default="1,2,3")
+    parser.add_argument("--count", type=int, default=5, help="prompts of MT-Bench, and of HumanEval")
+    parser.add_argument("--predict", type=int, default=200)
     args = parser.parse_args()
     if not (args.model and args.model_draft):
         parser.error("give the target as shipped with -m and the drafter with -md")
     shipped = Path(args.model)
-    prompts = read_set(args, "mt_bench", 5) + read_set(args, "humaneval", 5)
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / f"{name}.gguf" for name in args.encodings.split(",")}
+    prompts = {name: read_set(args, name, args.count) for name in ("mt_bench", "humaneval")}
+    text = "\n\n".join(prompt for name in prompts for prompt in read_set(args, name))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         pairs: dict[str, Pair] = {}
-        for name, path in files.items():
-            if name == "q4_1":
-                files[name] = path = shipped
-            else:
+        for name in args.encodings.split(","):
+            path = shipped if name == "q4_1" else Path(folder) / f"{name}.gguf"
+            if path != shipped:
                 quantize(shipped, path, name)
             with Model(path) as model:
-                ids = model.vocab.tokenize("\n\n".join(p for s in ("mt_bench", "humaneval") for p in read_set(args, s)))
+                ids = model.vocab.tokenize(text)
                 value = perplexity(model, ids, args.threads)
-            pairs[name] = Pair(path, Path(args.model_draft), n_ctx=2048, n_threads=args.threads)
-            stairs = staircase(pairs[name], ids)
+            pair = Pair(path, Path(args.model_draft), n_ctx=2048, n_threads=args.threads)
+            pairs[name] = stack.enter_context(pair)
+            stairs = staircase(pair, ids)
             relative = " ".join(f"{n}: {stairs[n] / stairs[1]:.2f}" for n in WIDTHS)
             print(f"{name}: perplexity {value:.3f} on {len(ids)} tokens; {stairs[1]:.2f} ms a token, verify {relative}")
-        best: dict[str, float] = {}
-        for draft_max in map(int, args.draft_max.split(",")):
-            speeds: dict[str, list[float]] = {name: [] for name in pairs}
-            for _ in range(args.repeats):
-                for name, pair in pairs.items():
-                    runs = [pair.generate(p, max_tokens=100, path="greedy", draft_max=draft_max).stats for p in prompts]
-                    speeds[name].append(total(runs).predicted_per_second)
-            for name in pairs:
-                best[name] = max(best.get(name, 0), median(speeds[name]))
-            print(f"draft-max {draft_max}: " + ", ".join(f"{n} {median(s):.1f} tokens/s" for n, s in speeds.items()))
-        print("best with drafter: " + ", ".join(f"{name} {speed:.1f} tokens/s" for name, speed in best.items()))
-        for pair in pairs.values():
-            pair.close()
+        speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
+        for _ in range(args.repeats):
+            for name, pair in pairs.items():
+                modes = bench(pair, prompts, modes=["auto"], repeats=1, max_tokens=args.predict)["modes"]
+                speeds[name].append((modes["plain"]["predicted_per_second"], modes["auto"]["predicted_per_second"]))
+        for name, rows in speeds.items():
+            plain, auto = (median(row[i] for row in rows) for i in (0, 1))
+            ratio = median(b / a for a, b in rows)
+            print(f"{name}: plain {plain:.1f}, with the drafter {auto:.1f} tokens/s, {ratio:.3f} of plain")
 
 
 if __name__ == "__main__":

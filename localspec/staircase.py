@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
@@ -18,7 +18,7 @@ from localspec.record import SETTLED_S, Record, Staircase
 from localspec.target import N_BATCH, Target
 
 DEPTHS = (128, 640)  # tokens in memory while measuring: first the one, then the other
-BUDGET_S = 2.5  # seconds for each depth; once through all widths it takes, however long
+BUDGET_S = 1.8  # seconds for each depth; once through all widths it takes, however long
 READING_S = 2.0  # if filling the memory for the second depth takes longer, it is left out
 MOST = 9  # repeats
 DRAFTS = 3  # rounds of drafting a repeat
@@ -66,10 +66,10 @@ def measure(target: Target, drafter: Drafter) -> Staircase:
     first, last = stages[0], stages[-1]
     widths = np.array(list(first.verify))
     a, b = _attention(first, last) if last is not first else (0.0, 0.0)
-    empty = np.array([_warm(times) for times in first.verify.values()]) - first.mean_depth * (a + b * widths)
+    empty = np.array([median(times) for times in first.verify.values()]) - first.mean_depth * (a + b * widths)
     rising = np.minimum.accumulate(np.maximum(empty, 1e-9)[::-1])[::-1]  # what disturbed one must not lift the wider
     verify = [0.0, *np.interp(np.arange(1, most + 1), widths, rising).tolist()]
-    return Staircase(verify, _warm(first.draft), max(0.0, median(first.settle or [0.0])), (a, b))
+    return Staircase(verify, median(first.draft), max(0.0, median(first.settle or [0.0])), (a, b))
 
 
 class _Stage:
@@ -85,10 +85,11 @@ class _Stage:
         began = perf_counter()
         self._features = self._fill()
         self.filling_s = perf_counter() - began
-        for _ in range(MOST):
+        for n in (self._most, 2, 1):  # the first passes of their kind are slow
+            self._pass(n)
+        began = perf_counter()
+        while len(self.draft) < DRAFTS * MOST and (not self.draft or perf_counter() - began < BUDGET_S):
             self._repeat()
-            if perf_counter() - began - self.filling_s > BUDGET_S:
-                break
         self.mean_depth = (depth + target.n_past) / 2
 
     def _repeat(self) -> None:
@@ -141,14 +142,9 @@ class _Stage:
 def _attention(shallow: _Stage, deep: _Stage) -> tuple[float, float]:
     """(a, b) such that a pass over n tokens takes a + b · n seconds more for each token in memory."""
     widths = np.array(list(shallow.verify), np.float64)
-    rises = [_warm(deep.verify[n]) - _warm(shallow.verify[n]) for n in shallow.verify]
+    rises = [median(deep.verify[n]) - median(shallow.verify[n]) for n in shallow.verify]
     b, a = np.polyfit(widths, np.array(rises) / (deep.mean_depth - shallow.mean_depth), 1, w=1 / widths)
     return max(0.0, float(a)), max(0.0, float(b))
-
-
-def _warm(times: Sequence[float]) -> float:
-    """The median of what came after the first repeat, if there was time for more."""
-    return median(times[1:] or times)
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -279,13 +279,12 @@ def show_bench(figures: dict[str, Any]) -> None:
 
 def show_costs(staircase: Staircase) -> None:
     """The outcome of `localspec tune`."""
-    table = Table("tokens in a pass", "ms", "of one token", box=None, padding=(0, 2))
-    one = float(staircase.verify[1])
+    table = Table("tokens in a pass", "ms", "of one token", "ms behind 1,000 tokens", box=None, padding=(0, 2))
+    empty, full = staircase.verify, staircase.at(1000)
     for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
-        if n < len(staircase.verify):
-            seconds = float(staircase.verify[n])
-            table.add_row(str(n), f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}")
-    table.add_row("a drafted block", f"{1e3 * staircase.draft:.2f}", f"{staircase.draft / one:.2f}")
+        if n < len(empty):
+            table.add_row(str(n), f"{1e3 * empty[n]:.2f}", f"{empty[n] / empty[1]:.2f}", f"{1e3 * full[n]:.2f}")
+    table.add_row("a drafted block", f"{1e3 * staircase.draft:.2f}", f"{staircase.draft / empty[1]:.2f}")
     out().print(table)
 
 

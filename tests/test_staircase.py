@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import tiny
 from localspec import staircase
 from localspec.errors import OptionError
 from localspec.pair import Pair
+from localspec.paths import Path as Chain
+from localspec.record import Staircase
 
 PROMPT = "abcdefgh"
 
@@ -71,6 +75,31 @@ def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path)
     kept.write_text('{"verify": [1]')
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
+
+
+def test_what_a_token_in_memory_costs_is_found_from_two_depths() -> None:
+    def stage(depth: float) -> Any:
+        seconds = {n: 1.0 + 0.1 * n + depth * (2e-6 + 5e-6 * n) for n in staircase.WIDTHS}
+        return SimpleNamespace(mean_depth=depth, verify={n: [0.9 * one, one, one] for n, one in seconds.items()})
+
+    a, b = staircase._attention(stage(150), stage(700))
+    assert (a, b) == pytest.approx((2e-6, 5e-6))
+    costs = Staircase([0, 1.1, 1.2], 0.5, attention=(a, b))
+    assert costs.at(1000)[2] == pytest.approx(1.2 + 1000 * (a + 2 * b))
+    assert Staircase(**costs.to_json()).at(1000).tolist() == costs.at(1000).tolist()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_what_is_read_from_a_pass_over_one_token_is_what_is_read_from_any(arch: str, tmp_path: Path) -> None:
+    """`Target.features` has a shorter way for one token."""
+    with opened(tmp_path, arch) as pair:
+        target = pair.engine.target
+        target.expose_features(True)
+        target.verify(5, Chain([], []))
+        alone = target.features([0]).copy()
+        views = [target.context.layer_input(layer, 1) for layer in target.layers]
+        assert np.array_equal(alone, np.concatenate(views, axis=1))
+        assert target.features([]).shape == (0, alone.shape[1])
 
 
 def test_stairs_never_fall_and_measuring_leaves_no_trace(tmp_path: Path, cache: Path) -> None:
