@@ -52,6 +52,13 @@ class Engine:
         """How many tokens a draft may have before the context is full; negative when nothing fits any more."""
         return self.target.n_ctx - len(self.tokens)
 
+    def lag(self, prompt: Sequence[int]) -> int:
+        """Tokens of `prompt` that the target remembers and would read again for the drafter's sake only."""
+        if self.drafter is None or not self._in_sync:
+            return 0
+        waiting = sum(len(features) for features in self._pending)
+        return max(0, self._known(prompt) - self.drafter.n_past - waiting)
+
     def start(
         self, prompt: Sequence[int], *, spec: bool, progress: Callable[[int, int], None] | None = None
     ) -> Prefill:
@@ -147,7 +154,7 @@ class Engine:
             if self.drafter:
                 self.drafter.forget()
         self._in_sync = False
-        keep = min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
+        keep = self._known(prompt)
         self._inject_pending(keep)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
@@ -155,6 +162,10 @@ class Engine:
         if self.drafter:
             self.drafter.rewind(min(keep, self.drafter.n_past))
         return keep
+
+    def _known(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` the target holds, all but the last at most."""
+        return min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
 
 
 def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Iterator[Round]:

@@ -28,6 +28,7 @@ from localspec.target import MAX_LEAVES, Target
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
+CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
 MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
 MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -180,9 +181,9 @@ class Pair:
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
         sampler = Sampler(settings.sampling)
-        plan = self._plan(settings, sampler)
-        spec = settings.drafts and settings.path != "ngram"
-        prefill = self.engine.start(ids, spec=spec, progress=settings.progress)
+        pool = settings.drafts and self._needs_pool(ids, settings)
+        plan = self._plan(settings, sampler, pool=pool)
+        prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(
             self.engine,
@@ -201,7 +202,18 @@ class Pair:
             result.text += rest
             yield Chunk(rest, [], 0)
 
-    def _plan(self, settings: Settings, sampler: Sampler) -> Plan:
+    def _needs_pool(self, ids: list[int], settings: Settings) -> bool:
+        """Whether this answer may ask the drafter.
+
+        One that rests for long falls behind: reading out the target's features costs some per cent of a small model's
+        time. It is tried again where it can catch up at little cost, in a new conversation at the latest.
+        """
+        record = self.record
+        if settings.path != "auto" or settings.draft_min or record is None:
+            return settings.path != "ngram"
+        return not record.rests_long and (not record.is_doubted or self.engine.lag(ids) <= CATCH_UP)
+
+    def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:
         drafting, path, n = self.drafting, settings.path, settings.draft_max
         if drafting is None or not settings.drafts:
             return Fixed()
@@ -211,7 +223,7 @@ class Pair:
             return Fixed()
         if path in ("auto", "ngram") and self.record:
             bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
-            return Auto(self.record, drafting, bounds, sampler, pool=path == "auto")
+            return Auto(self.record, drafting, bounds, sampler, pool=pool)
         n = n or (min(TREE, drafting.draft_max) if path == "tree" else drafting.n_slots)
         return Fixed(drafting.n_slots, selector(path, n, drafting, sampler))
 

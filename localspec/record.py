@@ -16,6 +16,7 @@ MEMORY = 0.97  # weight of the past per round: a half-life of 23 rounds
 PRIOR = 2.0  # rounds' worth of belief in what is promised
 TRIAL = 8  # rounds that decide whether drafting pays
 REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each time it fails again
+LISTEN = 256  # rounds before its next trial in which it takes the text in
 SETTLED_S = 0.05  # seconds of passes over one token, until they are as fast as ever again
 DOUBT = 512  # rounds before the first trial of a drafter that cannot pay by its own figures
 
@@ -112,6 +113,16 @@ class Record:
     @property
     def is_parked(self) -> bool:
         return self._n_rest > 0
+
+    @property
+    def rests_long(self) -> bool:
+        """Whether the next trial is so far off that the drafter need not even listen."""
+        return self._n_rest > LISTEN
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether it is on trial after it has failed again and again, or promised too little from the first."""
+        return self._n_trial < TRIAL and self._rest > LISTEN
 
     @property
     def rate(self) -> float:

@@ -60,6 +60,45 @@ def test_tune_measures_again_and_forgets(tmp_path: Path, cache: Path) -> None:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
 
 
+def test_a_drafter_that_rests_for_long_falls_behind_and_catches_up(tmp_path: Path, cache: Path) -> None:
+    def said(**options: Any) -> list[int]:
+        ids.extend(pair.generate(ids, max_tokens=80, **options).tokens)
+        return ids[-80:]
+
+    with opened(tmp_path, "llama") as pair:
+        record, drafter, target = pair.tune(), pair.engine.drafter, pair.engine.target
+        assert drafter is not None
+        ids = pair.encode(PROMPT)
+        plain = pair.generate(ids, max_tokens=240, spec=False).tokens
+        record._n_rest, record._rest = 1000, 1024
+        assert said() == plain[:80]
+        assert drafter.n_past < 20 < target.n_past
+        assert pair.engine.lag(ids) == target.n_past - drafter.n_past
+        record._n_rest = 0
+        assert (record.rests_long, record.is_doubted) == (False, True)
+        assert said() == plain[80:160]
+        assert target.n_past - drafter.n_past <= 80, "caught up, for it was not far behind"
+        record._n_rest = 1000
+        assert said() == plain[160:]
+
+
+def test_a_drafter_in_doubt_waits_for_a_new_conversation(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.pair.CATCH_UP", 10)
+    with opened(tmp_path, "llama") as pair:
+        record, drafter = pair.tune(), pair.engine.drafter
+        assert drafter is not None
+        ids = pair.encode(PROMPT)
+        ids += pair.generate(ids, max_tokens=60, spec=False).tokens
+        record._rest = 1024
+        pair.generate(ids, max_tokens=5)
+        assert drafter.n_past < 20
+        record._rest = 32
+        pair.generate(ids, max_tokens=5)
+        assert drafter.n_past >= 60, "one that is not in doubt reads everything again"
+
+
 def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path) -> None:
     with (
         Pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
