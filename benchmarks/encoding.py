@@ -3,7 +3,7 @@
 Re-encodes the target as shipped (Q4_1) with llama.cpp's quantiser and measures each encoding: perplexity on the text
 of the prompt sets, the cost of verifying 1 … 8 tokens, and tokens/s on a few prompts, plain and with the default
 options, alternating between encodings. The weights of the larger encodings are those of the shipped one, written out:
-they say the same and take longer to read, as those of a larger model would.
+they say the same and take longer to read, as those of a larger model would. "Echoes alone" never asks the drafter.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from localspec.pair import Pair
 from localspec.paths import Path as Chain
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
+WAYS = ("plain", "ngram", "auto")
 
 
 def perplexity(model: Model, ids: list[int], n_threads: int | None, window: int = 512) -> float:
@@ -82,15 +83,18 @@ def main() -> None:
             stairs = staircase(pair, ids)
             relative = " ".join(f"{n}: {stairs[n] / stairs[1]:.2f}" for n in WIDTHS)
             print(f"{name}: perplexity {value:.3f} on {len(ids)} tokens; {stairs[1]:.2f} ms a token, verify {relative}")
-        speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
+        speeds: dict[str, list[list[float]]] = {name: [] for name in pairs}
         for _ in range(args.repeats):
             for name, pair in pairs.items():
-                modes = bench(pair, prompts, modes=["auto"], repeats=1, max_tokens=args.predict)["modes"]
-                speeds[name].append((modes["plain"]["predicted_per_second"], modes["auto"]["predicted_per_second"]))
+                modes = bench(pair, prompts, modes=WAYS, repeats=1, max_tokens=args.predict)["modes"]
+                speeds[name].append([modes[way]["predicted_per_second"] for way in WAYS])
         for name, rows in speeds.items():
-            plain, auto = (median(row[i] for row in rows) for i in (0, 1))
-            ratio = median(b / a for a, b in rows)
-            print(f"{name}: plain {plain:.1f}, with the drafter {auto:.1f} tokens/s, {ratio:.3f} of plain")
+            plain, ngram, auto = (median(column) for column in zip(*rows, strict=True))
+            ratios = [median(row[i] / row[0] for row in rows) for i in (1, 2)]
+            print(
+                f"{name}: plain {plain:.1f}, echoes alone {ngram:.1f} ({ratios[0]:.3f} of plain), with the drafter "
+                f"{auto:.1f} tokens/s ({ratios[1]:.3f} of plain)"
+            )
 
 
 if __name__ == "__main__":
