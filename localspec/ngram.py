@@ -50,7 +50,7 @@ class Suffixes:
         """Up to `most` tokens that followed the latest earlier place where `tokens` ended as now.
 
         `tokens` is the text of the last call, perhaps grown. The match is the longest common ending of both places,
-        `N` … `LONGEST` tokens. Where two places went on differently the echo ends: the later is right one time in five.
+        `N` … `LONGEST` tokens. Where two places went on differently the echo ends: the later is seldom right.
         """
         for end in range(max(self._n_known, N), len(tokens)):  # the last run would find itself
             run = tuple(tokens[end - N : end])
