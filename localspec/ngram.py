@@ -91,9 +91,9 @@ class Echoes:
 
     def learn(self, echo: Echo, n_right: int, n_seen: int) -> None:
         """The first `n_right` tokens of an echo were said; `n_seen` have been compared: one more, or all."""
-        for i, kind in enumerate(zip(*echo.kinds, strict=True)):
-            if i == n_seen:
-                break
+        agreed, lengths = echo.kinds
+        for i in range(n_seen):
+            kind = agreed[i], lengths[i]
             self.right[kind] = MEMORY * self.right[kind] + (i < n_right)
             self.tried[kind] = MEMORY * self.tried[kind] + 1
 

@@ -208,9 +208,10 @@ class Pair:
         One that rests for long falls behind: reading out the target's features costs some per cent of a small model's
         time. It is tried again where it can catch up at little cost, in a new conversation at the latest.
         """
-        record = self.record
-        if settings.path != "auto" or settings.draft_min or record is None:
+        if settings.path != "auto" or settings.draft_min:
             return settings.path != "ngram"
+        if (record := self.record) is None:
+            return True
         return not record.rests_long and (not record.is_doubted or self.engine.lag(ids) <= CATCH_UP)
 
     def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:

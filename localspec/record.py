@@ -54,8 +54,11 @@ class Staircase:
 
     def learn(self, n: int, depth: int, seconds: float) -> None:
         """A pass over `n` tokens took `seconds`. What is far off was disturbed and teaches nothing."""
-        if n < len(self.verify) and 0.4 < (ratio := seconds / float(self.at(depth)[n])) < 2.5:
-            row = self._correction(depth)
+        if n >= len(self.verify):
+            return
+        row = self._correction(depth)
+        ratio = seconds / float((self.verify[n] + depth * self._deeper[n]) * row[n])
+        if 0.4 < ratio < 2.5:
             row *= ratio**0.01
             row[n] *= ratio**0.04
 
@@ -164,7 +167,7 @@ class Record:
         """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
         record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
         record.trust = Trust(*raw["trust"])
-        record.echoes = Echoes(*np.array(raw["echoes"], np.float64))
+        record.echoes = Echoes(*np.array(raw["echoes"], np.float64).reshape(2, *record.echoes.tried.shape))
         for name in STATE:
             setattr(record, name, type(getattr(record, name))(raw[name]))
         return record

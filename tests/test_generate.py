@@ -409,12 +409,15 @@ def test_features_of_rounds_without_a_draft_are_injected_before_the_next(
     assert pair.drafter.n_past == pair.target.n_past
 
 
-def test_features_that_wait_for_another_text_are_dropped() -> None:
+def test_features_that_wait_for_another_text_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = engine("perfect")
     text = TextStream(letters(), Limits(max_tokens=30))
     pair.start(PROMPT, spec=True)
     list(generate(pair, plan=Fixed(), sampler=Sampler(SamplingParams()), clip=text.clip))
     behind = pair.target.n_past - pair.drafter.n_past
     assert behind >= 29
+    injected, inject = [], pair.drafter.inject
+    monkeypatch.setattr(pair.drafter, "inject", lambda rows: (injected.append(len(rows)), inject(rows)))
     pair.start([*PROMPT, *pair.tokens[len(PROMPT) : len(PROMPT) + 5], 3, 3], spec=True)
+    assert sum(injected) < 10, "the five tokens both texts have in common, and the rest of the prompt"
     check_memories(pair, spec=True)

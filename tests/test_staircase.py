@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from localspec import staircase
+from localspec import paths, staircase
 from localspec.errors import OptionError
 from localspec.pair import Pair
 from localspec.paths import Path as Chain
@@ -47,6 +49,16 @@ def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: py
     monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured again"))
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         pair.generate(PROMPT, max_tokens=2)
+
+
+def test_only_what_the_planner_decides_needs_measuring(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured"))
+    with opened(tmp_path, "llama") as pair:
+        for path in ("greedy", "tree", paths.greedy):
+            pair.generate(PROMPT, max_tokens=2, path=path)
+        pair.generate(PROMPT, max_tokens=2, spec=False)
 
 
 def test_tune_measures_again_and_forgets(tmp_path: Path, cache: Path) -> None:
@@ -107,11 +119,20 @@ def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path)
         pair.tune()
 
 
-def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:20],
+        lambda text: json.dumps(json.loads(text) | {"echoes": [[[1.0]], [[2.0]]]}),
+        lambda text: json.dumps(json.loads(text) | {"staircase": {"verify": [0, 1], "draft": 1, "deeper": {}}}),
+    ],
+    ids=["cut", "other echoes", "an older version's"],
+)
+def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path, damage: Callable[[str], str]) -> None:
     with opened(tmp_path, "llama") as pair:
         pair.generate(PROMPT, max_tokens=2)
     (kept,) = (cache / "staircase").glob("*.json")
-    kept.write_text('{"verify": [1]')
+    kept.write_text(damage(kept.read_text()))
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
 

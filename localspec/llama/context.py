@@ -204,7 +204,7 @@ class Context:
     def copy_layer_inputs(self, layers: Sequence[int], out: Floats) -> None:
         """Write the inputs of `layers` for the one token of the last decode side by side into `out` [n · n_embd].
 
-        For a round of plain decoding: four views in numpy take twenty times as long as the copies.
+        For rounds of plain decoding, where views in numpy take longer than the copies themselves.
         """
         to, size = out.ctypes.data, 4 * self.model.n_embd
         for i, layer in enumerate(layers):
