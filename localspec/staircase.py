@@ -19,7 +19,7 @@ from localspec.target import N_BATCH, Target
 
 DEPTHS = (128, 640)  # tokens in memory while measuring: first the one, then the other
 BUDGET_S = 1.8  # seconds for each depth; once through all widths it takes, however long
-READING_S = 2.0  # if filling the memory for the second depth takes longer, it is left out
+READING_S = 2.0  # if filling the memory for the second depth would take longer, it is left out
 MOST = 9  # repeats
 DRAFTS = 3  # rounds of drafting a repeat
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)  # tokens of a pass that are timed
@@ -57,9 +57,11 @@ def measure(target: Target, drafter: Drafter) -> Staircase:
     Needs a context of two of the longest passes. Every pass leaves its first token in memory: a recurrent memory cannot
     forget a whole pass. A draft is timed with the injection of one position, which each kept token costs.
     """
-    most = target.draft_max + 1
+    most, began = target.draft_max + 1, perf_counter()
     stages = [_Stage(target, drafter, min(DEPTHS[0], target.n_ctx - 2 * most + 1))]
-    if DEPTHS[1] <= target.n_ctx - 2 * most and stages[0].filling_s * DEPTHS[1] / DEPTHS[0] < READING_S:
+    reading_s = stages[0].filling_s * DEPTHS[1] / DEPTHS[0]
+    is_quick = reading_s < READING_S and perf_counter() - began < 2 * BUDGET_S  # not so on a slow or a busy machine
+    if is_quick and DEPTHS[1] <= target.n_ctx - 2 * most:
         stages.append(_Stage(target, drafter, DEPTHS[1]))
     target.forget()
     drafter.forget()

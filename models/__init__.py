@@ -178,6 +178,8 @@ def read(path: Path) -> PairEntry:
 def _no_such_pair(name: str) -> str:
     if known := unlisted().get(name):
         return f"{name} {known['why']}."
+    if name.lower().endswith(".gguf"):
+        return f"there is no pair called {name!r}; a file of your own is given as -m {name}."
     near = difflib.get_close_matches(name, [*names(), *unlisted()], n=3)
     return f"there is no pair called {name!r} (what is not listed is pulled as user/repo); " + (
         f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names())}."

@@ -202,3 +202,8 @@ def test_what_is_left_empty_is_no_default(name: str) -> None:
     """An unset variable of a script must not fetch some other model."""
     with pytest.raises(OptionError):
         models.get(name)
+
+
+def test_a_file_in_the_place_of_a_pair_is_told_from_a_pair() -> None:
+    with pytest.raises(OptionError, match=r"no pair called 'x.gguf'; a file of your own is given as -m x.gguf"):
+        models.get("x.gguf")
