@@ -423,6 +423,7 @@ def doctor(as_json: bool) -> None:
 @click.option("--slots", type=click.IntRange(1), default=96, show_default=True, help="Chats written at a time.")
 @click.option("--two-pass", is_flag=True, help="Collect features in a second pass: less memory, more time.")
 @click.option("--chats", type=click.Path(path_type=Path), help="Data folder of another file of this model, to re-use.")
+@click.option("--from", "begin", type=click.Path(path_type=Path), help="Folder of another distill to begin with.")
 @click.option("--objective", type=click.Choice(["ce", "kl", "mix"]), default="ce", show_default=True)
 @click.option("--outtype", default="auto", show_default=True, help="Encoding; auto: the smallest as good as q8_0.")
 @click.option("--hf", type=click.Path(path_type=Path), help="Also write a Hugging Face checkpoint here.")
@@ -444,6 +445,7 @@ def distill(**values: Any) -> None:
         objective=values["objective"],
         prompts=tuple(prompts.read(values["file"])) if values["file"] else (),
         chats=values["chats"],
+        begin=values["begin"],
         two_pass=values["two_pass"],
         n_slots=values["slots"],
         n_threads=values["threads"],

@@ -21,7 +21,9 @@ from localspec import distill as api
 from localspec.app import main
 from localspec.check import check
 from localspec.distill import checks, pipeline
+from localspec.distill.start import TargetFile
 from localspec.distill.store import read, read_text
+from localspec.distill.train import Trained
 from localspec.llama import read_header
 from localspec.memory import Pool
 from localspec.pair import Pair
@@ -146,6 +148,28 @@ def test_chats_of_another_file_are_read_again(tmp_path: Path) -> None:
     header = read_header(out / "drafter.gguf")
     assert header.get("localspec.chat_mode") == "plain"
     assert json.loads((out / "evaluation.json").read_text())["encoding"] == "f16"
+
+    again = tmp_path / "again"
+    wider = ("--hours", "0.00001", "--vocab-size", "80", "--chats", out / "data", "--from", out)
+    assert run(two, "-o", again, *SMALL, *wider).exit_code == 0
+    before, after = (Trained.read(folder / "run").weights["layers.0.down.weight"] for folder in (out, again))
+    assert torch.allclose(before, after, atol=1e-3), "it begins where the other one ended"
+    assert not torch.allclose(TargetFile(two).tensor("blk.3.ffn_down.weight"), after, atol=1e-3)
+
+
+def test_what_it_cannot_begin_with_is_refused_at_once(tmp_path: Path) -> None:
+    one, other = (tiny.write_target(tmp_path / f"{n}.gguf", chat_template=tiny.CHATML, n_vocab=n) for n in (320, 330))
+    assert run(one, "-o", tmp_path / "one", *SMALL).exit_code == 0
+    for target, options, words in (
+        (one, ("--layers", "2"), "n_layers = 1, this one is to have 2"),
+        (one, ("--block-size", "4"), "block_size = 8, this one is to have 4"),
+        (other, (), "n_vocab = 320, this one is to have 330"),
+        (one, ("--from", tmp_path / "none"), "holds no trained drafter yet"),
+    ):
+        done = run(target, "-o", tmp_path / "two", *SMALL, "--from", tmp_path / "one", *options)
+        assert done.exit_code == 1, done.output
+        assert words in done.stderr
+        assert not (tmp_path / "two" / "data").exists()
 
 
 def test_the_api_is_there_and_light() -> None:

@@ -19,7 +19,7 @@ from localspec.distill.meter import Meter
 from localspec.distill.metrics import Picks, best_temperature, by_text, figures, join, judge
 from localspec.distill.model import Drafter
 from localspec.distill.objective import Head, aims, losses, position_weights
-from localspec.distill.start import Shape, TargetFile, fresh_drafter, kept_tokens, mask_token, tapped
+from localspec.distill.start import Shape, TargetFile, fresh_drafter, inherit, kept_tokens, mask_token, tapped
 from localspec.distill.store import NONE, ChatRecord, Data, Meta, Store, read
 from localspec.distill.train import Options, Trained, Trainer, schedule, train
 from localspec.distill.windows import NO_LABEL, Batch, Sampler, anchors_of, split
@@ -222,6 +222,28 @@ def test_a_fresh_drafter_starts_from_the_target(target: TargetFile, data: Data) 
     assert torch.equal(drafter.layers[0].down.weight, target.tensor("blk.3.ffn_down.weight"))
     scaled = data.features[:].astype(np.float32) * drafter.feature_scale.numpy()
     assert np.sqrt(np.square(scaled).mean(0)) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_drafter_that_inherits_guesses_as_the_one_before_among_its_tokens(target: TargetFile, data: Data) -> None:
+    old = drafter_for(target, data)
+    for parameter in old.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    wider = fresh_drafter(target, data, dataclasses.replace(SHAPE, n_rows=60))
+    new = inherit(wider, dataclasses.replace(old.config, mask_token=7), old.state_dict())
+    assert new.config == dataclasses.replace(old.config, n_rows=60, mask_token=7)
+    assert torch.equal(new.layers[0].down.weight, old.layers[0].down.weight)
+    assert torch.equal(new.feature_scale, old.feature_scale)
+    hidden, common = torch.randn(3, N_EMBD), old.kept[:4]
+    for before in range(N_VOCAB):
+        scores = [
+            d.selector(hidden, d.row_of[torch.full((3, 1), before)], d.row_of[common].expand(3, -1)) for d in (old, new)
+        ]
+        torch.testing.assert_close(scores[1], scores[0])
+    torch.testing.assert_close(new.head(hidden)[:, new.row_of[common]], old.head(hidden)[:, old.row_of[common]])
+    added = next(t for t in new.kept.tolist() if t not in old.kept)
+    assert torch.equal(new.head.weight[new.row_of[added]], wider.head.weight[wider.row_of[added]])
+    with pytest.raises(OptionError, match="n_layers = 1, this one is to have 2"):
+        inherit(fresh_drafter(target, data, dataclasses.replace(SHAPE, n_layers=2)), old.config, old.state_dict())
 
 
 # --- the objective

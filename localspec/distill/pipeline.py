@@ -42,6 +42,7 @@ def distill(
     objective: str = "ce",
     prompts: Sequence[str] = (),
     chats: Path | None = None,
+    begin: Path | None = None,
     two_pass: bool = False,
     n_slots: int = 96,
     n_threads: int | None = None,
@@ -58,6 +59,8 @@ def distill(
     Args:
         prompts: mixed in with the questions the target makes up, or all there is for one without chat template.
         chats: a data folder of another file of the same model; its chats are read again instead of writing new ones.
+        begin: the folder of an earlier `distill` whose drafter training begins with, made for a model of the same shape
+            and vocabulary: of this file's base model, or on fewer chats.
         two_pass: write the chats first and collect the features afterwards, which takes less memory and more time.
         n_slots: chats written at a time.
         outtype: encoding of the weights, see `release`.
@@ -77,6 +80,7 @@ def distill(
     every_s = max(3600 * hours / N_EVALUATIONS, 1.0)
     options = Options(
         hours=hours,
+        init=None if begin is None else str((begin / "run").resolve()),
         objective=objective,
         eval_every_s=every_s,
         checkpoint_every_s=min(every_s, 300),
@@ -88,6 +92,8 @@ def distill(
     if hf is not None and hf.exists() and not (folder / "evaluation.json").exists():
         raise OptionError(f"{hf} exists; choose another folder with --hf, or remove it.")
     check(target, folder, shape, options, n_tokens=0 if chats else n_tokens)
+    if begin is not None:
+        check_begin(target, begin, shape)
 
     text, data, run = chats or folder / "text", folder / "data", folder / "run"
     if not chats:
@@ -118,6 +124,22 @@ def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_token
     is_new = not (folder / "data").exists()
     features = n_tokens * row_bytes(n_tapped * header.number("{arch}.embedding_length")) * is_new
     check_disk(folder, features + 20 * n_parameters(header, shape, n_tapped), "the data and the training run")
+
+
+def check_begin(target: Path, begin: Path, shape: Shape) -> None:
+    """Refuse a drafter that training for `target` cannot begin with."""
+    from localspec.distill.start import check_same
+    from localspec.distill.store import read_text
+    from localspec.distill.train import Trained
+
+    header, config, theirs = read_header(target), Trained.read(begin / "run").config, read_text(begin / "data").meta
+    wanted = {"n_embd": header.number("{arch}.embedding_length"), "n_vocab": header.n_vocab}
+    check_same(config, wanted | {"n_layers": shape.n_layers, "block_size": shape.block_size})
+    if theirs.tokenizer_sha256 != header.strings["tokenizer.ggml.tokens"][1]:
+        raise OptionError(
+            f"the drafter in {begin} is for {theirs.target}, whose tokenizer is not that of {target.name}; begin with "
+            "one whose target has the same."
+        )
 
 
 def train(target: Path, data: Path, run: Path, *, shape: Shape, options: Options) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -164,6 +165,43 @@ def fresh_drafter(target: TargetFile, data: Data, shape: Shape) -> Drafter:
     )
     drafter = Drafter(config, embeddings(target), kept)
     initialise(drafter, target, data, copy_layers=shape.copy_layers)
+    return drafter
+
+
+def check_same(config: DrafterConfig, wanted: Mapping[str, Any]) -> None:
+    """Raises OptionError where the drafter to begin with is not as `wanted`."""
+    for name, value in wanted.items():
+        if getattr(config, name) != value:
+            raise OptionError(
+                f"the drafter to begin with has {name} = {getattr(config, name)}, this one is to have {value}; choose "
+                "the same, or begin without it."
+            )
+
+
+@torch.no_grad()
+def inherit(fresh: Drafter, config: DrafterConfig, weights: Mapping[str, Tensor]) -> Drafter:
+    """A drafter that goes on from another one's weights but drafts the tokens `fresh` does.
+
+    Tokens that only `fresh` drafts keep its rows of the head, and what the other one made of all tokens it could not
+    draft, as predecessors.
+
+    Raises:
+        OptionError: they differ in more than the drafted tokens.
+    """
+    check_same(
+        config, {name: value for name, value in vars(fresh.config).items() if name not in ("n_rows", "mask_token")}
+    )
+    drafter = Drafter(replace(config, n_rows=fresh.config.n_rows), fresh.embeddings, fresh.kept)
+    rows = weights["row_of"][fresh.kept]
+    known = rows < config.other_row
+    state = {**weights, "kept": fresh.kept, "row_of": fresh.row_of}
+    state["head.weight"] = fresh.head.weight.clone()
+    state["head.weight"][known] = weights["head.weight"][rows[known]]
+    state["selector.successor"] = torch.zeros_like(fresh.selector.successor)
+    state["selector.successor"][known] = weights["selector.successor"][rows[known]]
+    other = torch.tensor([config.other_row])
+    state["selector.predecessor"] = weights["selector.predecessor"][torch.cat((rows, other))]
+    drafter.load_state_dict(state)
     return drafter
 
 

@@ -210,13 +210,14 @@ def synthesise(
         check_synthesis(header, n_slots, recipe.n_ctx, len(layers))
         setting.seen.update(store.questions())
         chats = Chats(setting, 1 + max((chat.figures["id"] for chat in store.chats), default=-1))
-        flash = None if model.on_gpu else False  # without it many sequences are half as fast on a CPU
         crews = []
         for worker in range(n_workers):
             n = n_slots // n_workers + (worker < n_slots % n_workers)
             threads = 1 if n_workers > 1 else n_threads
+            # `exact` as the pair will run, and because its attention passes over what is masked: a chat pays for its
+            # own length, where plain attention lets all pay for the longest.
             ctx = Context(
-                model, n_ctx=n * recipe.n_ctx, n_batch=n, n_seq=n, unified=False, flash=flash, n_threads=threads
+                model, n_ctx=n * recipe.n_ctx, n_batch=n, n_seq=n, unified=False, exact=True, n_threads=threads
             )
             crews.append(Slots(stack.enter_context(ctx), layers, chats, n, setting))
         return run.fill(crews)

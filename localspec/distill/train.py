@@ -27,7 +27,7 @@ from localspec.distill.meter import Meter
 from localspec.distill.metrics import Figures, by_text, calibration, join
 from localspec.distill.model import Drafter, DrafterConfig
 from localspec.distill.objective import OBJECTIVES, POSITION_WEIGHTS, Losses, losses
-from localspec.distill.start import Shape, TargetFile, embeddings, fresh_drafter
+from localspec.distill.start import Shape, TargetFile, embeddings, fresh_drafter, inherit
 from localspec.distill.store import ChatRecord, Data, read
 from localspec.distill.windows import Batch, Sampler, split
 from localspec.errors import MissingError, OptionError
@@ -39,6 +39,7 @@ class Options:
 
     hours: float | None = None
     steps: int | None = None
+    init: str | None = None  # the folder of another run whose best weights this one begins with
     n_windows: int = 8
     n_anchors: int = 64
     n_context: int = 512
@@ -332,7 +333,11 @@ def train(target: Path, data: Path, run: Path, *, shape: Shape, options: Options
             if options.n_threads:
                 torch.set_num_threads(options.n_threads)
             rows = read(data)
-            trainer = Trainer(fresh_drafter(TargetFile(target), rows, shape), rows, run, options)
+            drafter = fresh_drafter(TargetFile(target), rows, shape)
+            if options.init:
+                before = Trained.read(Path(options.init))
+                drafter = inherit(drafter, before.config, before.weights)
+            trainer = Trainer(drafter, rows, run, options)
             trainer.train()
             part = run / "trained.part"
             part.write_text(json.dumps({**settings, **asdict(trainer.progress)}, indent=1))
