@@ -34,6 +34,7 @@ VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of
     "half KL, half cross-entropy": ({}, {"objective": "mix"}),
     "no convolution": ({"conv": False}, {}),
     "no selector": ({}, {"selector_weight": 0.0}),
+    "the target's head": ({"own_head": False}, {}),
     "1 layer": ({"n_layers": 1}, {}),
     "3 layers": ({"n_layers": 3}, {}),
     "5 layers": ({"n_layers": 5}, {}),

@@ -25,7 +25,7 @@ from localspec.distill.train import Options, Trained, train
 from localspec.distill.windows import Sampler, anchors_of, repeating, split
 from localspec.drafter import Drafter
 from localspec.errors import OptionError
-from localspec.llama import Model
+from localspec.llama import Model, read_header
 from localspec.target import Target
 
 SHAPE = Shape(n_layers=1, n_rows=64, block_size=5, selector_rank=32)
@@ -144,11 +144,19 @@ def test_a_release_may_have_a_hugging_face_checkpoint_and_no_plot(
 
 
 def test_the_whole_vocabulary_can_be_drafted(target: Path, data: Data, tmp_path: Path) -> None:
-    drafter = fresh_drafter(TargetFile(target), data, dataclasses.replace(SHAPE, n_rows=320))
-    assert drafter.kept.tolist() == list(range(320))
-    release.export(drafter, target, tmp_path / "drafter.gguf")
-    found = evaluate(target, tmp_path / "drafter.gguf", data, data.chats[:2], n_anchors=20, n_threads=1)
-    assert found.figures["all"]["n_blocks"] >= 20
+    """With a head of its own, or with the target's, which is not trained and not in the file."""
+    found = []
+    for own in (True, False):
+        torch.manual_seed(0)
+        drafter = fresh_drafter(TargetFile(target), data, dataclasses.replace(SHAPE, n_rows=320, own_head=own))
+        assert drafter.kept.tolist() == list(range(320))
+        path = tmp_path / f"{own}.gguf"
+        release.export(drafter, target, path, encoding="f32")
+        assert ("output.weight" in read_header(path).tensors) == drafter.head.weight.requires_grad == own
+        assert "d2t" not in read_header(path).tensors
+        found.append(evaluate(target, path, data, data.chats[:2], n_anchors=20, n_threads=1).figures["all"])
+    assert found[0]["n_blocks"] >= 20
+    assert found[0]["recall_per_slot"] == pytest.approx(found[1]["recall_per_slot"], abs=0.05)
 
 
 def test_every_encoding_drafts(target: Path, data: Data, tmp_path: Path) -> None:

@@ -319,12 +319,13 @@ def test_d_pace_weighs_the_prefixes_through_a_slot() -> None:
 
 
 def test_what_is_switched_off_stays_as_it_was(target: TargetFile, data: Data, tmp_path: Path) -> None:
-    shape = dataclasses.replace(SHAPE, conv=False, copy_layers=False, n_tapped=1)
+    shape = dataclasses.replace(SHAPE, conv=False, copy_layers=False, n_tapped=1, own_head=False)
     drafter = fresh_drafter(target, data, shape)
     assert drafter.config.target_layers == LAYERS[1:]
     assert drafter.fc.weight.shape == (N_EMBD, N_EMBD)
     assert not torch.equal(drafter.layers[0].down.weight, target.tensor("blk.3.ffn_down.weight"))
     Trainer(drafter, data, tmp_path, options(selector_weight=0.0, objective="mix", position_weights="d-pace")).train()
+    assert torch.equal(drafter.head.weight, target.tensor("output.weight")[drafter.kept])
     conv = drafter.layers[0].ffn_conv
     assert not conv.proj.weight.any()
     assert bool((conv.base[:, 0] == 1).all())

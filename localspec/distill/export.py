@@ -118,11 +118,13 @@ def _chat_mode(data: Data, target: TargetFile) -> str:
 
 def tensors(drafter: Drafter) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
     """Every tensor under its GGUF name, as a numpy array (dimensions reversed to ggml's `ne`)."""
-    yield "d2t", drafter.kept.numpy().astype(np.int64)
+    if drafter.config.own_head:
+        yield "output.weight", _numpy(drafter.head.weight)
+        if drafter.config.n_rows < drafter.config.n_vocab:
+            yield "d2t", drafter.kept.numpy().astype(np.int64)
     yield "fc.weight", _numpy(drafter.fc.weight * drafter.feature_scale)
     yield "enc.output_norm.weight", _numpy(drafter.context_norm.weight)
     yield "output_norm.weight", _numpy(drafter.output_norm.weight)
-    yield "output.weight", _numpy(drafter.head.weight)
     yield "selector_hidden.weight", _numpy(drafter.selector.hidden.weight)
     predecessor = _numpy(drafter.selector.predecessor)
     yield "selector_predecessor.weight", predecessor[drafter.row_of.numpy()]

@@ -75,7 +75,7 @@ def _config(config: DrafterConfig, target_name: str, n_ctx_train: int, n_target_
             # The layers whose output is read; GGUF counts by the input.
             "target_layer_ids": [layer - 1 for layer in config.target_layers],
         },
-        "draft_vocab_size": config.n_rows,
+        "draft_vocab_size": config.n_rows if config.own_head else config.n_vocab,
         "dtype": "float32",
         "eos_token_id": None,
         "head_dim": config.head_dim,
@@ -108,7 +108,7 @@ def _tensors(drafter: Drafter) -> Iterator[tuple[str, NDArray[Any]]]:
     table = names(drafter.config.n_layers, dflash2=True) | OWN
     theirs = {ours: name for name, (ours, _) in table.items()}
     for name, array in tensors(drafter):
-        if name != "d2t":
-            yield theirs[name], np.ascontiguousarray(array)
-        elif drafter.config.n_rows < drafter.config.n_vocab:
+        if name == "d2t":
             yield name, array.astype(np.int64) - np.arange(len(array))
+        else:
+            yield theirs[name], np.ascontiguousarray(array)

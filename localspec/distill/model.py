@@ -42,6 +42,7 @@ class DrafterConfig:
     top_k: int = 16
     sliding_window: int | None = None
     conv: bool = True  # False: the convolutions stay the identity
+    own_head: bool = True  # False: the target's head as it is, of all its tokens; `n_rows` then bounds training alone
 
     @property
     def n_slots(self) -> int:
@@ -299,7 +300,7 @@ class Drafter(nn.Module):
         self.context_norm = RMSNorm(config.n_embd, config.rms_eps)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
         self.output_norm = RMSNorm(config.n_embd, config.rms_eps)
-        self.head = Linear(config.n_embd, config.n_rows)
+        self.head = Linear(config.n_embd, config.n_rows).requires_grad_(config.own_head)
         self.selector = Selector(config)
 
     def embed_block(self, anchor_tokens: Tensor) -> Tensor:

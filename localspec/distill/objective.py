@@ -51,7 +51,8 @@ class Head(torch.autograd.Function):
         _add_at(gradient, rows, -shares)
         _add_at(gradient, best, grads[1] / factor)
         factor = factor.to(gradient.dtype)
-        return (gradient @ weight) * factor, (gradient.T @ (hidden * factor)).float(), None, None, None
+        of_weight = (gradient.T @ (hidden * factor)).float() if ctx.needs_input_grad[1] else None
+        return (gradient @ weight) * factor, of_weight, None, None, None
 
 
 def _add_at(matrix: Tensor, columns: Tensor, values: Tensor) -> None:

@@ -32,6 +32,7 @@ class Shape:
     top_k: int = 16
     conv_group: int = 16
     conv: bool = True  # False: the convolutions stay the identity
+    own_head: bool = True  # False: share the target's, which llama.cpp then reads from the target's file
     copy_layers: bool = True  # start from the target's last layers, else from random ones
 
 
@@ -162,6 +163,7 @@ def fresh_drafter(target: TargetFile, data: Data, shape: Shape) -> Drafter:
         top_k=shape.top_k,
         conv_group=shape.conv_group,
         conv=shape.conv,
+        own_head=shape.own_head,
     )
     drafter = Drafter(config, embeddings(target), kept)
     initialise(drafter, target, data, copy_layers=shape.copy_layers)

@@ -264,7 +264,7 @@ class Trainer:
 
     def _load(self) -> None:
         state = torch.load(self.run / "checkpoint.pt", weights_only=True, map_location=self.device)
-        ours, theirs = asdict(self.drafter.config), state["config"]
+        ours, theirs = asdict(self.drafter.config), asdict(DrafterConfig(**state["config"]))
         for name, value in ours.items():
             if theirs[name] != value:
                 raise OptionError(
