@@ -160,6 +160,7 @@ class Auto:
             record.staircase.learn(n + 1, self._index, round.verify_s)
         self._calm_s = 0.0 if n or self._drafts else self._calm_s + round.verify_s
         if self._drafts:
+            record.staircase.learn_draft(round.total_s - round.verify_s)
             plain_s = float(record.staircase.at(self._index)[1])
             record.drafted(len(round.tokens), float(self._cost[n]), plain_s)
         elif record.is_parked:

@@ -26,8 +26,8 @@ class Staircase:
 
     `verify` is with nothing in memory; with `attention` = (a, b) a pass over n tokens takes a + b · n seconds more for
     each token there. After a pass over several tokens some CPUs take a while until passes over one are as fast as
-    before: `settle` seconds more, summed up. `learn` corrects the figures by what rounds really took, apart for texts
-    of up to 512, 1,024, 2,048, … tokens.
+    before: `settle` seconds more, summed up. `learn` corrects the figures by what rounds really took, passes apart for
+    texts of up to 512, 1,024, 2,048, … tokens.
     """
 
     def __init__(
@@ -61,6 +61,10 @@ class Staircase:
         if 0.4 < ratio < 2.5:
             row *= ratio**0.01
             row[n] *= ratio**0.04
+
+    def learn_draft(self, seconds: float) -> None:
+        """Drafting, selecting and injecting took `seconds` in a round, all that is not the target's pass."""
+        self.draft *= min(max(seconds / self.draft, 0.4), 2.5) ** 0.05
 
     def _correction(self, depth: int) -> Floats:
         """Factors for texts about as long; at first those for the longest shorter ones that are known."""

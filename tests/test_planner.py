@@ -58,9 +58,17 @@ def first(plan: Auto, lattice: Lattice) -> paths.Draft:
 
 
 def run(
-    cost: Cost, said: float, right: float, n_tokens: int, known: Record | None = None, **options: Any
+    cost: Cost,
+    said: float,
+    right: float,
+    n_tokens: int,
+    known: Record | None = None,
+    hidden: float = 0.0,
+    **options: Any,
 ) -> tuple[float, Record]:
-    """Seconds a token over answers of 200, with a drafter that claims `said` a slot and is right with `right`."""
+    """Seconds a token over answers of 200, with a drafter that claims `said` a slot and is right with `right`; a draft
+    takes `hidden` seconds more than its figure.
+    """
     known, rng = known or record(cost), np.random.default_rng(0)
     verify, block = cost
     spent, emitted = 0.0, 0
@@ -76,10 +84,11 @@ def run(
                 if parent == alive[-1] and rng.random() < chance:
                     alive.append(node)
             n, seconds = len(alive) - 1, verify[len(draft.tokens) + 1]
-            spent += seconds + block * (n_slots > 0)
+            total = seconds + (block + hidden) * (n_slots > 0)
+            spent += total
             emitted += n + 1
             text += range(2000 + emitted - n - 1, 2000 + emitted)
-            plan.learn(Round(list(range(n + 1)), len(draft.tokens), n, verify_s=seconds))
+            plan.learn(Round(list(range(n + 1)), len(draft.tokens), n, verify_s=seconds, total_s=total))
     return spent / emitted, known
 
 
@@ -164,6 +173,18 @@ def test_staircases_learn_what_passes_really_take() -> None:
     assert stairs.at(3000)[3] == pytest.approx(1.3 * STEEP[0][3], rel=0.02)
     assert stairs.at(100)[3] == STEEP[0][3]
     assert stairs.at(9000)[3] == pytest.approx(stairs.at(3000)[3])
+
+
+def test_what_a_draft_really_takes_is_learnt_and_judged() -> None:
+    """The drafter pays by its measured cost, not by what the rounds take besides the target's passes."""
+    spent, known = run(FLAT, 0.7, 0.7, 3000, hidden=4 * FLAT[0][1])
+    assert known.staircase.draft > FLAT[1] + 3 * FLAT[0][1]
+    assert known.is_parked or known.is_doubted
+    paid, unknown = run(FLAT, 0.7, 0.7, 3000)
+    assert unknown.staircase.draft == pytest.approx(FLAT[1], rel=0.01)
+    assert not unknown.is_parked
+    assert paid < FLAT[0][1]
+    assert spent < 1.1 * FLAT[0][1]
 
 
 # --- text that repeats itself
