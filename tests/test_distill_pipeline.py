@@ -160,11 +160,14 @@ def test_chats_of_another_file_are_read_again(tmp_path: Path) -> None:
 def test_what_it_cannot_begin_with_is_refused_at_once(tmp_path: Path) -> None:
     one, other = (tiny.write_target(tmp_path / f"{n}.gguf", chat_template=tiny.CHATML, n_vocab=n) for n in (320, 330))
     assert run(one, "-o", tmp_path / "one", *SMALL).exit_code == 0
+    (tmp_path / "bad" / "run").mkdir(parents=True)
+    (tmp_path / "bad" / "run" / "best.pt").write_bytes(b"no checkpoint")
     for target, options, words in (
         (one, ("--layers", "2"), "n_layers = 1, this one is to have 2"),
         (one, ("--block-size", "4"), "block_size = 8, this one is to have 4"),
         (other, (), "n_vocab = 320, this one is to have 330"),
         (one, ("--from", tmp_path / "none"), "holds no trained drafter yet"),
+        (one, ("--from", tmp_path / "bad"), "is not a trained drafter"),
     ):
         done = run(target, "-o", tmp_path / "two", *SMALL, "--from", tmp_path / "one", *options)
         assert done.exit_code == 1, done.output

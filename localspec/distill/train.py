@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from threading import Thread
 from time import monotonic
 from typing import Any
@@ -100,12 +101,15 @@ class Trained:
 
     @classmethod
     def read(cls, run: Path) -> Trained:
-        """The best of a run. Raises MissingError if there is none yet."""
+        """The best of a run. Raises MissingError if there is none yet, OptionError if it cannot be read."""
         path = run / "best.pt"
         if not path.exists():
             raise MissingError(f"{run} holds no trained drafter yet; train one first.")
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        return cls(**state | {"config": DrafterConfig(**state["config"])})
+        try:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            return cls(**state | {"config": DrafterConfig(**state["config"])})
+        except (OSError, RuntimeError, EOFError, UnpicklingError, TypeError, KeyError) as error:
+            raise OptionError(f"{path} is not a trained drafter ({type(error).__name__}); train it anew.") from error
 
     def drafter(self, target: TargetFile) -> Drafter:
         """The model, beside the target's embeddings."""
