@@ -25,7 +25,7 @@ def rows(log: Path) -> list[dict[str, Any]]:
 
 def written(target: Path, folder: Path, minutes: float, threads: int | None) -> float:
     """Tokens a second over the second half of the time; features included."""
-    synthesise_chats(target, folder, n_tokens=10**7, hours=minutes / 60, n_slots=96, n_threads=threads, log_every_s=5)
+    synthesise_chats(target, folder, n_tokens=10**6, hours=minutes / 60, n_slots=96, n_threads=threads, log_every_s=5)
     log = rows(folder / "synthesise.jsonl")[:-1]  # the last line is the mean of all
     half = log[len(log) // 2 :]
     return float((half[-1]["n_tokens"] - half[0]["n_tokens"]) / (half[-1]["time"] - half[0]["time"]))
