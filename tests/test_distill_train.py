@@ -18,7 +18,7 @@ from localspec.distill.export import export, provenance
 from localspec.distill.meter import Meter
 from localspec.distill.metrics import Picks, best_temperature, by_text, figures, join, judge
 from localspec.distill.model import Drafter
-from localspec.distill.objective import Head, aims, losses, position_weights
+from localspec.distill.objective import Head, aims, drawn, losses, position_weights
 from localspec.distill.start import Shape, TargetFile, fresh_drafter, inherit, kept_tokens, mask_token, tapped
 from localspec.distill.store import NONE, ChatRecord, Data, Meta, Store, read
 from localspec.distill.train import Options, Trained, Trainer, schedule, train
@@ -318,6 +318,28 @@ def test_d_pace_weighs_the_prefixes_through_a_slot() -> None:
     torch.testing.assert_close(weights[0], torch.exp(-torch.arange(3) / 2))
 
 
+def test_drawn_slots_count_as_often_as_others_weigh() -> None:
+    slots = drawn(64, 7, gamma=4.0)
+    torch.testing.assert_close(slots.float().mean(0), torch.exp(-torch.arange(7) / 4), atol=0.02, rtol=0)
+    assert slots[:, 0].all()
+    assert bool((slots[:, 1:] <= slots[:, :-1]).all()), "a block counts up to some slot"
+    assert drawn(3, 7, gamma=1e9).all()
+
+
+def test_drawing_slots_is_weighing_them_on_average(target: TargetFile, data: Data) -> None:
+    """The loss of a batch in training comes from fewer slots, in evaluation from all."""
+    batch = Sampler(data, split(data)[0], layers=LAYERS, block_size=5, n_windows=8, n_anchors=64).batch(0)
+    drafter = drafter_for(target, data)
+    hidden = torch.randn(*batch.labels.shape, N_EMBD, generator=torch.Generator().manual_seed(0))
+    weighed, thinned = (
+        [losses(drafter, hidden, batch, options(position_weights=name), judged=judged).base for judged in (False, True)]
+        for name in ("exponential", "drawn")
+    )
+    assert thinned[1] == weighed[1] == weighed[0]
+    assert thinned[0] != weighed[0]
+    torch.testing.assert_close(thinned[0], weighed[0], rtol=0.03, atol=0)
+
+
 def test_what_is_switched_off_stays_as_it_was(target: TargetFile, data: Data, tmp_path: Path) -> None:
     shape = dataclasses.replace(SHAPE, conv=False, copy_layers=False, n_tapped=1, own_head=False)
     drafter = fresh_drafter(target, data, shape)
@@ -340,10 +362,10 @@ def test_unproposable_tokens_and_masked_slots_do_not_weigh(target: TargetFile, d
     hidden = torch.randn(2, 4, 4, N_EMBD)
     absent = next(t for t in range(N_VOCAB) if drafter.row_of[t] == 40)
     batch.labels[0, 0, 2:] = NO_LABEL
-    before = losses(drafter, hidden, batch, options(), judged=False)
+    before = losses(drafter, hidden, batch, options(position_weights="exponential"), judged=False)
     batch.labels[0, 0, 2] = absent
     for judged in (False, True):
-        after = losses(drafter, hidden, batch, options(), judged=judged)
+        after = losses(drafter, hidden, batch, options(position_weights="exponential"), judged=judged)
         torch.testing.assert_close(after.total, before.total)
 
 
@@ -514,5 +536,5 @@ def test_a_budget_is_needed_and_only_one() -> None:
 def test_unknown_words_are_refused() -> None:
     with pytest.raises(OptionError, match="objective 'l2' is not one of ce, kl, mix"):
         options(objective="l2")
-    with pytest.raises(OptionError, match="'linear' is not one of exponential, d-pace"):
+    with pytest.raises(OptionError, match="'linear' is not one of drawn, exponential, d-pace"):
         options(position_weights="linear")

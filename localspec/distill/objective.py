@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from localspec.distill.train import Options
 
 OBJECTIVES = {"ce": 0.0, "kl": 1.0, "mix": 0.5}  # the share of the target's own distribution, the rest is its choice
-POSITION_WEIGHTS = ("exponential", "d-pace")
+POSITION_WEIGHTS = ("drawn", "exponential", "d-pace")
+GOLDEN = 0.6180339887498949  # its multiples modulo 1 are as even as can be, however many there are
 
 
 class Head(torch.autograd.Function):
@@ -82,17 +83,28 @@ def aims(batch: Batch, row_of: Tensor, n_rows: int, soft: float) -> tuple[Tensor
     return torch.where(shares > 0, torch.cat((label, pool), -1), 0), shares
 
 
-def position_weights(losses: Tensor, used: Tensor, options: Options) -> Tensor:
-    """How much each slot of a block counts, [..., B-1].
+def drawn(n_anchors: int, n_slots: int, gamma: float) -> Tensor:
+    """Which slots of a window's blocks count, bool [A, B-1]: slot k in a share exp(-(k-1) / gamma) of them.
 
-    "exponential": exp(-(k-1) / gamma). "d-pace": slot k counts as the prefixes that pass through it, the sum over
-    j >= k of s_1 ... s_j, where s = (1 - alpha) exp(-loss) + alpha, and 1 in slots that are not used; no gradient.
+    On average the same as weighing every slot, but what hardly counts then costs hardly anything in the head, which is
+    half of the work.
+    """
+    shares = torch.exp(-torch.arange(n_slots) / gamma)
+    return (torch.arange(n_anchors) * GOLDEN % 1)[:, None] < shares
+
+
+def position_weights(losses: Tensor, used: Tensor, options: Options) -> Tensor:
+    """How much each slot of a block counts, [..., B-1], where none are left out.
+
+    "drawn" and "exponential": exp(-(k-1) / gamma). "d-pace": slot k counts as the prefixes that pass through it, the
+    sum over j >= k of s_1 ... s_j, where s = (1 - alpha) exp(-loss) + alpha, and 1 in slots that are not used; no
+    gradient.
 
     Args:
         losses: of the used slots, [N].
         used: bool [..., B-1], N of them.
     """
-    if options.position_weights == "exponential":
+    if options.position_weights != "d-pace":
         slots = torch.arange(used.shape[-1], device=used.device)
         return torch.exp(-slots / options.gamma).expand_as(used)
     passed = torch.ones(used.shape, device=used.device)
@@ -125,11 +137,14 @@ def losses(drafter: Drafter, hidden: Tensor, batch: Batch, options: Options, *, 
     rows, shares = aims(batch, drafter.row_of, config.n_rows, OBJECTIVES[options.objective])
 
     used = batch.labels != NO_LABEL if judged else shares.sum(-1) > 0
+    thinned = options.position_weights == "drawn" and not judged
+    if thinned:
+        used = used & drawn(used.shape[1], used.shape[2], options.gamma).to(used.device)
     hidden, rows, shares = hidden[used], rows[used], shares[used]
     loss, unary, best = Head.apply(  # type: ignore[no-untyped-call]
         hidden, drafter.head.weight, rows, shares, config.top_k
     )
-    position = position_weights(loss, used, options)[used]
+    position = torch.ones_like(loss) if thinned else position_weights(loss, used, options)[used]
     weight = position * (shares.sum(-1) > 0)
     base = (weight * loss).sum() / (weight.sum() + 1e-6)
 

@@ -46,8 +46,8 @@ class Options:
     n_context: int = 512
     repeat_weight: float = 1.0  # how often anchors in repeating text are drawn, fresh ones being 1
     objective: str = "ce"  # on the token that was said, "kl" to the target's distribution, or a "mix" of both
-    position_weights: str = "exponential"  # or "d-pace"
-    gamma: float = 4.0  # of "exponential": slots until a weight has fallen to 1/e
+    position_weights: str = "drawn"  # or "exponential", which weighs every slot instead, or "d-pace"
+    gamma: float = 4.0  # of the first two: slots until a weight, or share, has fallen to 1/e
     alpha: float = 0.5  # of "d-pace"
     selector_weight: float = 1.0  # 0: no pair scores, a candidate's score is its logit
     lr: float = 1e-3
