@@ -86,8 +86,7 @@ def aims(batch: Batch, row_of: Tensor, n_rows: int, soft: float) -> tuple[Tensor
 def drawn(n_anchors: int, n_slots: int, gamma: float) -> Tensor:
     """Which slots of a window's blocks count, bool [A, B-1]: slot k in a share exp(-(k-1) / gamma) of them.
 
-    On average the same as weighing every slot, but what hardly counts then costs hardly anything in the head, which is
-    half of the work.
+    On average the same as weighing every slot, but what hardly counts then costs the head hardly anything.
     """
     shares = torch.exp(-torch.arange(n_slots) / gamma)
     return (torch.arange(n_anchors) * GOLDEN % 1)[:, None] < shares
