@@ -1,37 +1,51 @@
 """What each part of a drafter and of its training brings: one line each, at equal training time.
 
-    python benchmarks/distill_ablations.py TARGET.gguf DATA -o FOLDER --minutes 20
+    python benchmarks/distill_ablations.py TARGET.gguf DATA -o FOLDER --steps 2000
 
 DATA is a data folder of `localspec distill`. Every line is a drafter trained from scratch with one thing changed,
 written as Q8_0 and measured through llama.cpp: acceptance length on held-out chats, then tokens a second on prompts at
-each fixed draft length, the best of which is shown. A line that is done is not done again; FOLDER then holds
-ablations.json and ablations.md. Leave the machine alone meanwhile: half of the columns are timings.
+each fixed draft length, the best of which is shown. Training times are equal: a line whose step takes twice as long
+makes half as many. How long a step takes is measured first, all lines in turns on the same batches, as a machine may be
+a third faster a minute later. A line that is done is not done again; FOLDER then holds costs.json, ablations.json and
+ablations.md. Leave the machine alone meanwhile: half of the columns are timings.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
+from time import monotonic
 from typing import Any
+
+import torch
 
 from localspec import prompts
 from localspec.bench import bench
 from localspec.distill import Options, Shape, evaluate_drafter, read_data, train_drafter
 from localspec.distill.export import export, provenance
-from localspec.distill.start import TargetFile
-from localspec.distill.train import Trained
+from localspec.distill.pipeline import KEEP_MEMORY
+from localspec.distill.start import TargetFile, fresh_drafter
+from localspec.distill.train import Trained, Trainer
 from localspec.distill.windows import split
 from localspec.pair import Pair
 
 Changes = Mapping[str, Any]
+BASE = {"objective": "mix", "patience": 0, "eval_every_s": 1e9}
+HELD_OUT_SHARE = 4  # of so many held-out chats one is drafted along: the target has to read it first
+COST_STEPS = 20
 VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of Options is changed
     "base": ({}, {}),
+    "base, another seed": ({}, {"seed": 1}),
     "random first layers": ({"copy_layers": False}, {}),
+    "cross-entropy": ({}, {"objective": "ce"}),
     "KL to the target": ({}, {"objective": "kl"}),
-    "half KL, half cross-entropy": ({}, {"objective": "mix"}),
     "no convolution": ({"conv": False}, {}),
     "no selector": ({}, {"selector_weight": 0.0}),
     "the target's head": ({"own_head": False}, {}),
@@ -52,6 +66,42 @@ VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of
 }
 
 
+def variant(name: str, args: argparse.Namespace, steps: int) -> tuple[Shape, Options]:
+    """What a line trains, and how."""
+    of_shape, of_options = VARIANTS[name]
+    shape = replace(Shape(n_layers=args.layers, n_rows=args.vocab_size), **of_shape)
+    return shape, Options(**{**BASE, "steps": steps, "compile": args.compile, "n_threads": args.threads, **of_options})
+
+
+def costs(names: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
+    """How long a step of each line takes, in steps of the first; from an earlier call or anew.
+
+    The median over steps on the same batch, so that compiling does not count.
+    """
+    path = args.out / "costs.json"
+    known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+    if not set(names) <= set(known):
+        torch._dynamo.config.recompile_limit = 1000  # all lines are here at once
+        rows, file = read_data(args.data), TargetFile(args.target)
+        with tempfile.TemporaryDirectory() as scratch:
+            trainings = {}
+            for name in names:
+                shape, options = variant(name, args, 10**6)
+                trainings[name] = Trainer(fresh_drafter(file, rows, shape), rows, Path(scratch, name), options).steps()
+            seconds = [[timed(training) for training in trainings.values()] for _ in range(COST_STEPS)]
+        known = {name: median(row[i] / row[0] for row in seconds) for i, name in enumerate(names)}
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(known, indent=1))
+    return known
+
+
+def timed(steps: Iterator[Any]) -> float:
+    """Seconds of the next step."""
+    began = monotonic()
+    next(steps)
+    return monotonic() - began
+
+
 def train_and_export(target: Path, data: Path, folder: Path, shape: Shape, options: Options) -> Path:
     """A drafter of that shape as Q8_0 GGUF."""
     train_drafter(target, data, folder, shape=shape, options=options)
@@ -64,7 +114,8 @@ def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args:
     """Acceptance on held-out chats, and speed on prompts at the draft lengths asked for."""
     rows = read_data(data)
     _, held_out = split(rows)
-    found = evaluate_drafter(target, drafter, rows, held_out, n_anchors=args.anchors, n_threads=args.threads)
+    some = held_out[::HELD_OUT_SHARE]
+    found = evaluate_drafter(target, drafter, rows, some, n_anchors=args.anchors, n_threads=args.threads)
     with Pair(target, drafter, n_ctx=2048, n_threads=args.threads) as pair:
         runs = {
             n: bench(
@@ -90,21 +141,17 @@ def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args:
     }
 
 
-def line(name: str, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
+def line(name: str, cost: float, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
     """The figures of one variant, from an earlier call or anew."""
     folder = args.out / name.replace(" ", "-").replace(",", "")
     path = folder / "result.json"
     if path.exists():
         return dict(json.loads(path.read_text()))
-    of_shape, of_options = VARIANTS[name]
-    shape = replace(Shape(n_layers=args.layers, n_rows=args.vocab_size), **of_shape)
-    options = replace(
-        Options(hours=args.minutes / 60, patience=0, eval_every_s=6 * args.minutes, compile=args.compile), **of_options
-    )
+    shape, options = variant(name, args, round(args.steps / cost))
     drafter = train_and_export(args.target, args.data, folder, shape, options)
     trained = Trained.read(folder)
     figures = measure(args.target, drafter, args.data, texts, args)
-    result = {"name": name, "step": trained.step, "n_anchors": trained.n_anchors, **figures}
+    result = {"name": name, "cost": cost, "step": trained.step, "n_anchors": trained.n_anchors, **figures}
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1))
     part.replace(path)
@@ -143,7 +190,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0, help="training time of a line")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of the base; other lines take the same time")
     parser.add_argument("--only", help=f"lines to make, separated by semicolons: {'; '.join(VARIANTS)}")
     parser.add_argument("--prompts", type=Path, help="prompts to time (default: the package's own)")
     parser.add_argument("--count", type=int, default=8, help="prompts to time")
@@ -155,13 +202,15 @@ def main() -> None:
         : args.count
     ]
     names = [name.strip() for name in args.only.split(";")] if args.only else list(VARIANTS)
-    results = []
+    cost, results = costs(names, args), []
     for name in names:
-        results.append(line(name, args, texts))
+        results.append(line(name, cost[name], args, texts))
         (args.out / "ablations.json").write_text(json.dumps(results, indent=1))
         (args.out / "ablations.md").write_text(table(results))
         print(table(results[-1:]).splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":
+    if not os.environ.keys() >= KEEP_MEMORY.keys():  # what a training has, too
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEEP_MEMORY)
     main()

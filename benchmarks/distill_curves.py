@@ -19,9 +19,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from distill_ablations import arguments, train_and_export
+from distill_ablations import HELD_OUT_SHARE, arguments, train_and_export, variant
 
-from localspec.distill import Options, Shape, evaluate_drafter, read_data
+from localspec.distill import evaluate_drafter, read_data
 from localspec.distill.windows import split
 
 Row = Mapping[str, Any]
@@ -57,12 +57,12 @@ def point(share: Fraction, args: argparse.Namespace) -> dict[str, Any]:
     if path.exists():
         return dict(json.loads(path.read_text()))
     part = part_of(args.data, share, folder / "data")
-    options = Options(steps=args.steps, patience=0, eval_every_s=args.eval_every_s, compile=args.compile)
-    shape = Shape(n_layers=args.layers, n_rows=args.vocab_size)
+    shape, options = variant("base", args, args.steps)
     drafter = train_and_export(args.target, part, folder / "run", shape, options)
     rows = read_data(args.data)
     _, held_out = split(rows)
-    found = evaluate_drafter(args.target, drafter, rows, held_out, n_anchors=args.anchors, n_threads=args.threads)
+    some = held_out[::HELD_OUT_SHARE]
+    found = evaluate_drafter(args.target, drafter, rows, some, n_anchors=args.anchors, n_threads=args.threads)
     fresh, repeating = found.figures["fresh"], found.figures["repeating"]
     result = {
         "share": str(share),
@@ -103,7 +103,6 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="folder of a training, for the curve over steps")
     parser.add_argument("--steps", type=int, help="steps of each training, for the curve over data")
     parser.add_argument("--shares", default="1/8,1/4,1/2,1")
-    parser.add_argument("--eval-every-s", type=float, default=300.0)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     curves: dict[str, tuple[str, Sequence[Row]]] = {}

@@ -444,7 +444,7 @@ def test_a_resumed_run_equals_an_unbroken_one(target: TargetFile, data: Data, tm
     whole = Trainer(drafter_for(target, data), data, tmp_path / "whole", options(steps=6))
     whole.train()
     first = Trainer(drafter_for(target, data), data, tmp_path / "broken", options(steps=6))
-    steps = first._steps()
+    steps = first.steps()
     for _ in range(3):
         next(steps)
     first.save()

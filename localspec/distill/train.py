@@ -145,7 +145,7 @@ class Trainer:
         saved = monotonic()
         with Meter("training", 1.0, self.run / "log.jsonl", done=self.spent()) as meter:
             try:
-                for losses_ in self._steps():
+                for losses_ in self.steps():
                     if self.progress.step % self.options.log_every == 0:
                         self._report(meter, losses_)
                     meter.advance(self.spent())
@@ -161,6 +161,20 @@ class Trainer:
                 self.evaluate(meter)
                 self.save()
         return self.figures
+
+    def steps(self) -> Iterator[Losses]:
+        """Train, a step at a time, until the budget is spent or nothing improves."""
+        with ThreadPoolExecutor(1) as reader:  # the next batch comes from the disk meanwhile
+            batch = reader.submit(self.training.batch, self.progress.step)
+            while self.spent() < 1.0 and not self.is_stale():
+                began = monotonic()
+                ready = batch.result().to(self.device, self.dtype)
+                batch = reader.submit(self.training.batch, self.progress.step + 1)
+                losses_ = self._update(ready)
+                self.progress.step += 1
+                self.progress.elapsed_s += monotonic() - began
+                self.progress.n_anchors += self.options.n_windows * self.options.n_anchors
+                yield losses_
 
     def spent(self) -> float:
         """Share of the budget that is spent."""
@@ -223,19 +237,6 @@ class Trainer:
             "progress": asdict(self.progress),
         }
         _save(state, self.run / "checkpoint.pt")
-
-    def _steps(self) -> Iterator[Losses]:
-        with ThreadPoolExecutor(1) as reader:  # the next batch comes from the disk meanwhile
-            batch = reader.submit(self.training.batch, self.progress.step)
-            while self.spent() < 1.0 and not self.is_stale():
-                began = monotonic()
-                ready = batch.result().to(self.device, self.dtype)
-                batch = reader.submit(self.training.batch, self.progress.step + 1)
-                losses_ = self._update(ready)
-                self.progress.step += 1
-                self.progress.elapsed_s += monotonic() - began
-                self.progress.n_anchors += self.options.n_windows * self.options.n_anchors
-                yield losses_
 
     def _update(self, batch: Batch) -> Losses:
         for group in self.optimizer.param_groups:
