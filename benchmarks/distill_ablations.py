@@ -50,6 +50,7 @@ VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of
     "no selector": ({}, {"selector_weight": 0.0}),
     "the target's head": ({"own_head": False}, {}),
     "1 layer": ({"n_layers": 1}, {}),
+    "1 layer, another seed": ({"n_layers": 1}, {"seed": 1}),
     "3 layers": ({"n_layers": 3}, {}),
     "5 layers": ({"n_layers": 5}, {}),
     "1 layer tapped": ({"n_tapped": 1}, {}),
@@ -161,14 +162,15 @@ def line(name: str, cost: float, args: argparse.Namespace, texts: Sequence[str])
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """The results as Markdown."""
     head = (
-        "| | anchors | acceptance length, fresh | repeating | pool, slot 1 | MB | draft, ms | tokens/s | over plain |"
+        "| | a step takes | blocks trained | acceptance length, fresh | repeating | pool, slot 1 | MB | draft, ms "
+        "| tokens/s | over plain |"
     )
-    lines = [head, "|---" * 9 + "|"]
+    lines = [head, "|---" * 10 + "|"]
     for r in results:
         fresh, repeating = r["figures"]["fresh"], r["figures"]["repeating"]
         recall = (fresh["recall_per_slot"] or [0])[0]
         lines.append(
-            f"| {r['name']} | {r['n_anchors'] / 1e6:.2f} M | {fresh['acceptance_length']:.3f} "
+            f"| {r['name']} | {r['cost']:.2f} | {r['n_anchors'] / 1e6:.2f} M | {fresh['acceptance_length']:.3f} "
             f"| {repeating['acceptance_length']:.3f} | {recall:.0%} | {r['mb']:.1f} | {r['draft_ms']:.1f} "
             f"| {r['predicted_per_second']:.0f} at {r['draft_max']} drafted | {r['ratio']:.3f} |"
         )

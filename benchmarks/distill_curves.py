@@ -92,7 +92,7 @@ def plot(curves: Mapping[str, tuple[str, Sequence[Row]]], path: Path) -> None:
     ):
         for text in ("fresh", "repeating"):
             axes.plot([row[key] for row in rows], [row[text] for row in rows], marker=".", label=f"{text} text")
-        axes.set(xlabel=title, ylabel="acceptance length")
+        axes.set(xlabel=title, ylabel="acceptance length", xscale="log" if key == "n_tokens" else "linear")
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
