@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import itertools
 import json
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -31,19 +33,39 @@ def curves(ablations: ModuleType) -> ModuleType:
 
 
 def test_every_variant_is_another_drafter_or_training(ablations: ModuleType) -> None:
-    shape, options = Shape(), Options(steps=1)
-    made = [(replace(shape, **a), replace(options, **b)) for a, b in ablations.VARIANTS.values()]
-    assert made[0] == (shape, options)
+    args = argparse.Namespace(layers=2, vocab_size=8192, compile=True, threads=2)
+    made = [ablations.variant(name, args, 1) for name in ablations.VARIANTS]
+    assert made[0] == (Shape(), Options(steps=1, n_threads=2, **ablations.BASE))
     assert len(set(made)) == len(made)
+
+
+def test_costs_leave_out_what_happens_once(
+    ablations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second line's steps take twice as long as the first's, and its first step is compiled meanwhile."""
+    seconds = itertools.chain([5.0, 90.0], itertools.cycle([1.0, 2.0]))
+    monkeypatch.setattr(ablations, "timed", lambda steps: next(seconds))
+    for name in ("read_data", "TargetFile", "fresh_drafter", "Trainer"):
+        monkeypatch.setattr(ablations, name, MagicMock())
+    args = argparse.Namespace(layers=2, vocab_size=8192, compile=True, threads=2, out=tmp_path, target=None, data=None)
+    assert ablations.costs(["base", "3 layers"], args) == {"base": 1.0, "3 layers": 2.0}
+    monkeypatch.delattr(ablations, "Trainer")  # from the file now
+    assert ablations.costs(["3 layers"], args)["3 layers"] == 2.0
 
 
 def test_the_table_has_a_line_a_variant(ablations: ModuleType) -> None:
     text = {"acceptance_length": 1.5, "recall_per_slot": [0.75]}
-    row = {"name": "base", "n_anchors": 2_000_000, "figures": {"fresh": text, "repeating": text}, "mb": 20.0}
+    row = {
+        "name": "base",
+        "cost": 1.0,
+        "n_anchors": 2_000_000,
+        "figures": {"fresh": text, "repeating": text},
+        "mb": 20.0,
+    }
     row |= {"draft_ms": 3.25, "predicted_per_second": 99.6, "draft_max": 2, "ratio": 1.25}
     head, rule, line = ablations.table([row]).splitlines()
     assert head.count("|") == rule.count("|") == line.count("|")
-    assert line == "| base | 2.00 M | 1.500 | 1.500 | 75% | 20.0 | 3.2 | 100 at 2 drafted | 1.250 |"
+    assert line == "| base | 1.00 | 2.00 M | 1.500 | 1.500 | 75% | 20.0 | 3.2 | 100 at 2 drafted | 1.250 |"
 
 
 def test_a_part_of_the_data_is_its_first_chats(curves: ModuleType, tmp_path: Path) -> None:
