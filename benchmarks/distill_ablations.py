@@ -75,22 +75,24 @@ def variant(name: str, args: argparse.Namespace, steps: int) -> tuple[Shape, Opt
 
 
 def costs(names: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
-    """How long a step of each line takes, in steps of the first; from an earlier call or anew.
+    """How long a step of each line takes, in steps of the base; from an earlier call or anew.
 
     The median over steps on the same batch, so that compiling does not count.
     """
     path = args.out / "costs.json"
     known: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    if not set(names) <= set(known):
+    if new := [name for name in names if name not in known]:
         torch._dynamo.config.recompile_limit = 1000  # all lines are here at once
         rows, file = read_data(args.data), TargetFile(args.target)
         with tempfile.TemporaryDirectory() as scratch:
-            trainings = {}
-            for name in names:
+            trainings = []
+            for i, name in enumerate(("base", *new)):
                 shape, options = variant(name, args, 10**6)
-                trainings[name] = Trainer(fresh_drafter(file, rows, shape), rows, Path(scratch, name), options).steps()
-            seconds = [[timed(training) for training in trainings.values()] for _ in range(COST_STEPS)]
-        known = {name: median(row[i] / row[0] for row in seconds) for i, name in enumerate(names)}
+                trainings.append(
+                    Trainer(fresh_drafter(file, rows, shape), rows, Path(scratch, str(i)), options).steps()
+                )
+            seconds = [[timed(training) for training in trainings] for _ in range(COST_STEPS)]
+        known |= {name: median(row[i] / row[0] for row in seconds) for i, name in enumerate(new, 1)}
         args.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(known, indent=1))
     return known
@@ -142,10 +144,15 @@ def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args:
     }
 
 
+def result_of(name: str, out: Path) -> Path:
+    """Where the figures of a line are kept."""
+    return out / name.replace(" ", "-").replace(",", "") / "result.json"
+
+
 def line(name: str, cost: float, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
     """The figures of one variant, from an earlier call or anew."""
-    folder = args.out / name.replace(" ", "-").replace(",", "")
-    path = folder / "result.json"
+    path = result_of(name, args.out)
+    folder = path.parent
     if path.exists():
         return dict(json.loads(path.read_text()))
     shape, options = variant(name, args, round(args.steps / cost))
@@ -204,12 +211,15 @@ def main() -> None:
         : args.count
     ]
     names = [name.strip() for name in args.only.split(";")] if args.only else list(VARIANTS)
-    cost, results = costs(names, args), []
+    if unknown := [name for name in names if name not in VARIANTS]:
+        parser.error(f"there is no line {unknown[0]!r}; choose from {'; '.join(VARIANTS)}")
+    cost = costs(names, args)
     for name in names:
-        results.append(line(name, cost[name], args, texts))
+        print(table([line(name, cost[name], args, texts)]).splitlines()[-1], flush=True)
+        done = [path for path in (result_of(known, args.out) for known in VARIANTS) if path.exists()]
+        results = [json.loads(path.read_text()) for path in done]
         (args.out / "ablations.json").write_text(json.dumps(results, indent=1))
         (args.out / "ablations.md").write_text(table(results))
-        print(table(results[-1:]).splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":

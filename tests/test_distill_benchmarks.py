@@ -42,13 +42,14 @@ def test_every_variant_is_another_drafter_or_training(ablations: ModuleType) -> 
 def test_costs_leave_out_what_happens_once(
     ablations: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second line's steps take twice as long as the first's, and its first step is compiled meanwhile."""
+    """A step of the new line takes twice as long as the base's, and its first one is compiled meanwhile."""
     seconds = itertools.chain([5.0, 90.0], itertools.cycle([1.0, 2.0]))
     monkeypatch.setattr(ablations, "timed", lambda steps: next(seconds))
     for name in ("read_data", "TargetFile", "fresh_drafter", "Trainer"):
         monkeypatch.setattr(ablations, name, MagicMock())
     args = argparse.Namespace(layers=2, vocab_size=8192, compile=True, threads=2, out=tmp_path, target=None, data=None)
-    assert ablations.costs(["base", "3 layers"], args) == {"base": 1.0, "3 layers": 2.0}
+    (tmp_path / "costs.json").write_text('{"1 layer": 0.5}')
+    assert ablations.costs(["1 layer", "3 layers"], args) == {"1 layer": 0.5, "3 layers": 2.0}
     monkeypatch.delattr(ablations, "Trainer")  # from the file now
     assert ablations.costs(["3 layers"], args)["3 layers"] == 2.0
 
