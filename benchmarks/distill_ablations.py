@@ -65,11 +65,12 @@ VARIANTS: dict[str, tuple[Changes, Changes]] = {  # name -> what of Shape and of
     "loops a quarter as often": ({}, {"repeat_weight": 0.25}),
     "no loops": ({}, {"repeat_weight": 0.0}),
 }
+BEGUN = "1 layer, begun with another drafter's first"  # a line only where --from names that drafter's run
 
 
 def variant(name: str, args: argparse.Namespace, steps: int) -> tuple[Shape, Options]:
     """What a line trains, and how."""
-    of_shape, of_options = VARIANTS[name]
+    of_shape, of_options = VARIANTS[name] if name in VARIANTS else ({"n_layers": 1}, {"init": str(args.begin)})
     shape = replace(Shape(n_layers=args.layers, n_rows=args.vocab_size), **of_shape)
     return shape, Options(**{**BASE, "steps": steps, "compile": args.compile, "n_threads": args.threads, **of_options})
 
@@ -201,6 +202,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="steps of the base; other lines take the same time")
     parser.add_argument("--only", help=f"lines to make, separated by semicolons: {'; '.join(VARIANTS)}")
+    parser.add_argument("--from", dest="begin", type=Path, help=f"run of a drafter, for the line {BEGUN!r}")
     parser.add_argument("--prompts", type=Path, help="prompts to time (default: the package's own)")
     parser.add_argument("--count", type=int, default=8, help="prompts to time")
     parser.add_argument("--predict", type=int, default=100)
@@ -210,13 +212,14 @@ def main() -> None:
     texts = (prompts.read(args.prompts) if args.prompts else [p for some in prompts.own().values() for p in some])[
         : args.count
     ]
-    names = [name.strip() for name in args.only.split(";")] if args.only else list(VARIANTS)
-    if unknown := [name for name in names if name not in VARIANTS]:
-        parser.error(f"there is no line {unknown[0]!r}; choose from {'; '.join(VARIANTS)}")
+    lines = [*VARIANTS, *([BEGUN] if args.begin else [])]
+    names = [name.strip() for name in args.only.split(";")] if args.only else lines
+    if unknown := [name for name in names if name not in lines]:
+        parser.error(f"there is no line {unknown[0]!r}; choose from {'; '.join(lines)}")
     cost = costs(names, args)
     for name in names:
         print(table([line(name, cost[name], args, texts)]).splitlines()[-1], flush=True)
-        done = [path for path in (result_of(known, args.out) for known in VARIANTS) if path.exists()]
+        done = [path for path in (result_of(known, args.out) for known in (*VARIANTS, BEGUN)) if path.exists()]
         results = [json.loads(path.read_text()) for path in done]
         (args.out / "ablations.json").write_text(json.dumps(results, indent=1))
         (args.out / "ablations.md").write_text(table(results))

@@ -33,7 +33,9 @@ def curves(ablations: ModuleType) -> ModuleType:
 
 
 def test_every_variant_is_another_drafter_or_training(ablations: ModuleType) -> None:
-    args = argparse.Namespace(layers=2, vocab_size=8192, compile=True, threads=2)
+    args = argparse.Namespace(layers=2, vocab_size=8192, compile=True, threads=2, begin=Path("run"))
+    shape, options = ablations.variant(ablations.BEGUN, args, 1)
+    assert (shape.n_layers, options.init) == (1, "run")
     made = [ablations.variant(name, args, 1) for name in ablations.VARIANTS]
     assert made[0] == (Shape(), Options(steps=1, n_threads=2, **ablations.BASE))
     assert len(set(made)) == len(made)

@@ -242,8 +242,14 @@ def test_a_drafter_that_inherits_guesses_as_the_one_before_among_its_tokens(targ
     torch.testing.assert_close(new.head(hidden)[:, new.row_of[common]], old.head(hidden)[:, old.row_of[common]])
     added = next(t for t in new.kept.tolist() if t not in old.kept)
     assert torch.equal(new.head.weight[new.row_of[added]], wider.head.weight[wider.row_of[added]])
-    with pytest.raises(OptionError, match="n_layers = 1, this one is to have 2"):
-        inherit(fresh_drafter(target, data, dataclasses.replace(SHAPE, n_layers=2)), old.config, old.state_dict())
+    deeper = fresh_drafter(target, data, dataclasses.replace(SHAPE, n_layers=2))
+    with pytest.raises(OptionError, match="n_layers = 1, this one is to have 2; choose as many or fewer"):
+        inherit(deeper, old.config, old.state_dict())
+    shallower = inherit(old, deeper.config, deeper.state_dict())
+    assert shallower.config == old.config
+    assert torch.equal(shallower.layers[0].down.weight, deeper.layers[0].down.weight)
+    assert torch.equal(shallower.head.weight, deeper.head.weight)
+    assert not any(name.startswith("layers.1") for name in shallower.state_dict())
 
 
 # --- the objective

@@ -60,7 +60,7 @@ def distill(
         prompts: mixed in with the questions the target makes up, or all there is for one without chat template.
         chats: a data folder of another file of the same model; its chats are read again instead of writing new ones.
         begin: the folder of an earlier `distill` whose drafter training begins with, made for a model of the same shape
-            and vocabulary: of this file's base model, or on fewer chats.
+            and vocabulary: of this file's base model, or on fewer chats. If it has more layers, the first are taken.
         two_pass: write the chats first and collect the features afterwards, which takes less memory and more time.
         n_slots: chats written at a time.
         outtype: encoding of the weights, see `release`.

@@ -171,32 +171,39 @@ def fresh_drafter(target: TargetFile, data: Data, shape: Shape) -> Drafter:
 
 
 def check_same(config: DrafterConfig, wanted: Mapping[str, Any]) -> None:
-    """Raises OptionError where the drafter to begin with is not as `wanted`."""
+    """Raises OptionError where the drafter to begin with is not as `wanted`; it may have more layers."""
     for name, value in wanted.items():
-        if getattr(config, name) != value:
-            raise OptionError(
-                f"the drafter to begin with has {name} = {getattr(config, name)}, this one is to have {value}; choose "
-                "the same, or begin without it."
-            )
+        known = getattr(config, name)
+        if known == value or (name == "n_layers" and known > value):
+            continue
+        same = "as many or fewer" if name == "n_layers" else "the same"
+        raise OptionError(
+            f"the drafter to begin with has {name} = {known}, this one is to have {value}; choose {same}, or begin "
+            "without it."
+        )
 
 
 @torch.no_grad()
 def inherit(fresh: Drafter, config: DrafterConfig, weights: Mapping[str, Tensor]) -> Drafter:
-    """A drafter that goes on from another one's weights but drafts the tokens `fresh` does.
+    """A drafter that goes on from another one's weights but drafts the tokens `fresh` does, with as many layers.
 
     Tokens that only `fresh` drafts keep its rows of the head, and what the other one made of all tokens it could not
-    draft, as predecessors.
+    draft, as predecessors. Of more layers the first ones are taken, which have learnt to read embeddings: begun with
+    the last ones, drafters did worse.
 
     Raises:
-        OptionError: they differ in more than the drafted tokens.
+        OptionError: they differ in more than the drafted tokens, or `fresh` has more layers.
     """
     check_same(
         config, {name: value for name, value in vars(fresh.config).items() if name not in ("n_rows", "mask_token")}
     )
-    drafter = Drafter(replace(config, n_rows=fresh.config.n_rows), fresh.embeddings, fresh.kept)
+    n_layers, n_rows = fresh.config.n_layers, fresh.config.n_rows
+    drafter = Drafter(replace(config, n_layers=n_layers, n_rows=n_rows), fresh.embeddings, fresh.kept)
     rows = weights["row_of"][fresh.kept]
     known = rows < config.other_row
-    state = {**weights, "kept": fresh.kept, "row_of": fresh.row_of}
+    left_out = tuple(f"layers.{i}." for i in range(n_layers, config.n_layers))
+    state = {name: tensor for name, tensor in weights.items() if not name.startswith(left_out)}
+    state |= {"kept": fresh.kept, "row_of": fresh.row_of}
     state["head.weight"] = fresh.head.weight.clone()
     state["head.weight"][known] = weights["head.weight"][rows[known]]
     state["selector.successor"] = torch.zeros_like(fresh.selector.successor)
