@@ -247,7 +247,7 @@ class Pair:
         self.engine.forget()  # measuring writes into both memories
         record = Record(staircase.measure(target, drafter), drafter.block_size - 1)
         if self._acceptance_length:
-            record.doubt(self._acceptance_length)
+            record.expect(self._acceptance_length)
         self._shelf.keep(record)
         self.__dict__["record"] = record
         return record

@@ -1,8 +1,9 @@
 """How much to draft, and from where, so that drafting never costs more than it brings on this machine.
 
-A round that drafts a block and verifies n tokens of it costs `draft + verify[n + 1]` seconds and emits one token plus
-those that are accepted. `Auto` maximises expected tokens a second over everything it could verify: a part of the pool,
-what followed the last time the text ended as now, or nothing. While the drafter does not pay it rests.
+A round that drafts k slots and verifies n tokens of them costs `draft[k] + verify[n + 1]` seconds and emits one token
+plus those that are accepted. `Auto` maximises expected tokens a second over everything it could verify: a part of the
+pool, what followed the last time the text ended as now, or nothing. How many slots pay is known from blocks drafted
+before, now and then a whole one. While the drafter does not pay it rests.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Auto:
         self._suffixes, self._faith = Suffixes(), Trust.fresh(1)  # in the echoes of this text, beside those of all
         self._index, self._room = 0, 0
         self._cost = record.staircase.verify[1:]  # seconds of this round by how many tokens are sent
-        self._drafts = False  # whether the drafter is asked this round
+        self._n_slots = 0  # drafted this round
         self._calm_s = 0.0  # seconds of plain rounds since the last pass over several tokens
         self._heard, self._echo = SILENCE, NOTHING  # all that followed the last time, and as much of it as pays
         self._promised: Floats | None = None  # by depth, of what the pool sent this round
@@ -131,7 +132,7 @@ class Auto:
 
     def begin(self, tokens: Sequence[int], room: int) -> int:
         stairs = self._record.staircase
-        self._index, self._room = len(tokens), min(room, self._bounds.most)
+        self._index, self._room, self._n_slots = len(tokens), min(room, self._bounds.most), 0
         settle = stairs.settle if self._calm_s else 0.0
         self._cost = costs = stairs.at(self._index)[1:]
         self._heard, self._echo = self._suffixes.propose(tokens, self._room), NOTHING
@@ -139,11 +140,10 @@ class Auto:
             self._cost = np.concatenate((costs[:1], settle + costs[1:]))
             self._echo = self._repeat()
         rests = self.is_parked or self._rate(self._echo) > self._record.rate
-        self._drafts = self._room > 0 and self._pool and (not rests or self._bounds.least > 0)
-        if not self._drafts:
-            return 0
-        self._cost = stairs.draft + settle + costs
-        return min(self._drafting.n_slots, room)
+        if self._room > 0 and self._pool and (not rests or self._bounds.least > 0):
+            self._n_slots = min(max(self._record.slots.take(), self._bounds.least), self._drafting.n_slots, room)
+            self._cost = stairs.draft[self._n_slots] + settle + costs
+        return self._n_slots
 
     def select(self, lattice: Lattice | None) -> Draft:
         self._promised, self._sent = None, self._echo
@@ -158,9 +158,9 @@ class Auto:
         record, n = self._record, len(self._sent.tokens)
         if n or self._calm_s > SETTLED_S:
             record.staircase.learn(n + 1, self._index, round.verify_s)
-        self._calm_s = 0.0 if n or self._drafts else self._calm_s + round.verify_s
-        if self._drafts:
-            record.staircase.learn_draft(round.total_s - round.verify_s)
+        self._calm_s = 0.0 if n or self._n_slots else self._calm_s + round.verify_s
+        if self._n_slots:
+            record.staircase.learn_draft(self._n_slots, round.total_s - round.verify_s)
             plain_s = float(record.staircase.at(self._index)[1])
             record.drafted(len(round.tokens), float(self._cost[n]), plain_s)
         elif record.is_parked:
@@ -205,9 +205,18 @@ class Auto:
         p[p < self._bounds.p_min] = 0.0
         if self._drafting.max_leaves > 1:
             nodes = BestFirst(lattice, p, self._room, max_leaves=self._drafting.max_leaves)
-            return nodes.tree(self._size(np.concatenate(([0.0], np.cumsum(nodes.survival)))))
+            self._compare(nodes.gains)
+            return nodes.tree(self._size(nodes.gains()))
         chains = Expected(lattice, p)
+        self._compare(lambda n_slots: chains.gains[: n_slots + 1])
         return chains.path(self._size(chains.gains))
+
+    def _compare(self, gains: Callable[[int], Floats]) -> None:
+        """Learn from a block drafted whole what fewer slots would have brought."""
+        stairs, n_slots = self._record.staircase, self._n_slots
+        if n_slots == self._drafting.n_slots:
+            some = [gains(n)[: self._room + 1] for n in range(1, n_slots + 1)]
+            self._record.slots.learn(some, stairs.draft, self._cost - stairs.draft[n_slots])
 
 
 def _by_depth(draft: Draft) -> Floats:

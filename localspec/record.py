@@ -19,10 +19,12 @@ REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each tim
 LISTEN = 256  # rounds before its next trial in which it takes the text in
 SETTLED_S = 0.05  # seconds of passes over one token, until they are as fast as ever again
 DOUBT = 512  # rounds before the first trial of a drafter that cannot pay by its own figures
+WHOLE = 8  # of so many blocks one is drafted whole, to see what more slots would bring
+FORGET = 0.9  # weight of the past per block drafted whole
 
 
 class Staircase:
-    """Seconds of a pass: `verify[n]` for the target over n tokens (index 0: 0), `draft` for a whole block.
+    """Seconds of a pass: `verify[n]` for the target over n tokens, `draft[n]` for a block of n slots (index 0: 0).
 
     `verify` is with nothing in memory; with `attention` = (a, b) a pass over n tokens takes a + b · n seconds more for
     each token there. After a pass over several tokens some CPUs take a while until passes over one are as fast as
@@ -33,12 +35,12 @@ class Staircase:
     def __init__(
         self,
         verify: Sequence[float],
-        draft: float,
+        draft: Sequence[float],
         settle: float = 0.0,
         attention: tuple[float, float] = (0.0, 0.0),
         corrections: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        self.verify, self.draft, self.settle = np.array(verify, np.float64), float(draft), float(settle)
+        self.verify, self.draft, self.settle = np.array(verify, np.float64), np.array(draft, np.float64), float(settle)
         a, b = self._attention = (float(attention[0]), float(attention[1]))
         self._deeper = a + b * np.arange(len(self.verify))  # seconds of a pass over n tokens per token in memory
         self._corrections = {int(level): np.array(row, np.float64) for level, row in (corrections or {}).items()}
@@ -62,9 +64,9 @@ class Staircase:
             row *= ratio**0.01
             row[n] *= ratio**0.04
 
-    def learn_draft(self, seconds: float) -> None:
+    def learn_draft(self, n_slots: int, seconds: float) -> None:
         """Drafting, selecting and injecting took `seconds` in a round, all that is not the target's pass."""
-        self.draft *= min(max(seconds / self.draft, 0.4), 2.5) ** 0.05
+        self.draft *= min(max(seconds / self.draft[n_slots], 0.4), 2.5) ** 0.05
 
     def _correction(self, depth: int) -> Floats:
         """Factors for texts about as long; at first those for the longest shorter ones that are known."""
@@ -78,7 +80,7 @@ class Staircase:
 
     def to_json(self) -> dict[str, Any]:
         corrections = {str(level): row.tolist() for level, row in self._corrections.items()}
-        costs = {"verify": self.verify.tolist(), "draft": self.draft, "settle": self.settle}
+        costs = {"verify": self.verify.tolist(), "draft": self.draft.tolist(), "settle": self.settle}
         return costs | {"attention": self._attention, "corrections": corrections}
 
 
@@ -107,12 +109,52 @@ class Trust:
         self.survived[:n_survived] += 1
 
 
+class Slots:
+    """How many slots of a block to draft: the tokens and seconds [n_slots] of rounds with so many, by `learn`.
+
+    Fewer slots cost less, more bring something only where long drafts pay. Every `WHOLE`th block is drafted whole, and
+    tells what each smaller one would have brought.
+    """
+
+    def __init__(self, tokens: Sequence[float], seconds: Sequence[float], turn: int = 0) -> None:
+        self.tokens, self.seconds = np.array(tokens, np.float64), np.array(seconds, np.float64)
+        self._turn = int(turn)
+
+    @classmethod
+    def expecting(cls, staircase: Staircase, chance: float) -> Slots:
+        """Nothing drafted yet, where each slot is right with `chance` if the one before is."""
+        n_slots = len(staircase.draft) - 1
+        slots = cls([0.0] * n_slots, [0.0] * n_slots)
+        gains = np.concatenate(([0.0], np.cumprod(np.full(n_slots, chance)).cumsum()))
+        slots.learn([gains[: n + 1] for n in range(1, n_slots + 1)], staircase.draft, staircase.verify[1:])
+        return slots
+
+    def take(self) -> int:
+        """How many to draft now."""
+        is_whole, self._turn = self._turn == 0, (self._turn + 1) % WHOLE
+        return len(self.tokens) if is_whole else int((self.tokens / self.seconds).argmax()) + 1
+
+    def learn(self, gains: Sequence[Floats], draft: Floats, verify: Floats) -> None:
+        """Of n slots `gains[n - 1][m]` tokens are expected to be kept if m are sent; a pass over those and the anchor
+        takes `verify[m]` seconds, the draft `draft[n]`."""
+        for n, gained in enumerate(gains, 1):
+            tokens = 1 + gained[: len(verify)]
+            seconds = draft[n] + verify[: len(tokens)]
+            best = (tokens / seconds).argmax()
+            self.tokens[n - 1] = FORGET * self.tokens[n - 1] + tokens[best]
+            self.seconds[n - 1] = FORGET * self.seconds[n - 1] + seconds[best]
+
+    def to_json(self) -> list[Any]:
+        return [self.tokens.tolist(), self.seconds.tolist(), self._turn]
+
+
 class Record:
     """All of it, for one pair with these files, this build and these settings; ready for JSON."""
 
     def __init__(self, staircase: Staircase, n_slots: int) -> None:
         self.staircase = staircase
         self.trust = Trust.fresh(n_slots)
+        self.slots = Slots.expecting(staircase, 1.0)
         self.echoes = Echoes.fresh()
         self._tokens = self._seconds = 0.0  # of the rounds that drafted, with `MEMORY`
         self._n_trial, self._n_rest, self._rest = 0, 0, REST
@@ -149,11 +191,13 @@ class Record:
             self._n_rest, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
             self._n_trial, self._tokens, self._seconds = 0, 0.0, 0.0
 
-    def doubt(self, acceptance_length: float) -> None:
-        """Begin at rest if a drafter of this acceptance length could not pay here, whatever its draft's length."""
-        n = np.arange(1, self.staircase.most + 1)
-        costs = self.staircase.draft + self.staircase.verify[2:]
-        if (np.minimum(acceptance_length, n + 1) * self.staircase.verify[1] < costs).all():
+    def expect(self, acceptance_length: float) -> None:
+        """Expect this acceptance length, and begin at rest if it could not pay here, whatever a draft's length."""
+        stairs = self.staircase
+        self.slots = Slots.expecting(stairs, 1 - 1 / acceptance_length)
+        n = np.arange(1, stairs.most + 1)
+        costs = stairs.draft[np.minimum(n, len(stairs.draft) - 1)] + stairs.verify[2:]
+        if (np.minimum(acceptance_length, n + 1) * stairs.verify[1] < costs).all():
             self._n_rest, self._rest = DOUBT, 2 * DOUBT
 
     def rested(self) -> None:
@@ -164,13 +208,14 @@ class Record:
         trust = {"trust": [self.trust.promised.tolist(), self.trust.survived.tolist()]}
         echoes = {"echoes": [self.echoes.right.tolist(), self.echoes.tried.tolist()]}
         state = {name: getattr(self, name) for name in STATE}
-        return {"staircase": self.staircase.to_json(), **trust, **echoes, **state}
+        return {"staircase": self.staircase.to_json(), "slots": self.slots.to_json(), **trust, **echoes, **state}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Record:
         """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
         record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
         record.trust = Trust(*raw["trust"])
+        record.slots = Slots(*raw["slots"])
         record.echoes = Echoes(*np.array(raw["echoes"], np.float64).reshape(2, *record.echoes.tried.shape))
         for name in STATE:
             setattr(record, name, type(getattr(record, name))(raw[name]))

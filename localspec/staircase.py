@@ -1,4 +1,4 @@
-"""Measures what a target pass over n tokens and a drafted block cost on this machine; keeps what a pair has learnt."""
+"""Measures what target passes and drafts cost on this machine; keeps what a pair has learnt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPTHS = (128, 640)  # tokens in memory while measuring: first the one, then the
 BUDGET_S = 1.8  # seconds for each depth; once through all widths it takes, however long
 READING_S = 2.0  # if filling the memory for the second depth would take longer, it is left out
 MOST = 9  # repeats
-DRAFTS = 3  # rounds of drafting a repeat
+DRAFTS = 3  # rounds of drafting a repeat, with one slot and with all
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)  # tokens of a pass that are timed
 
 
@@ -37,8 +37,8 @@ class Shelf:
             record = Record.from_json(json.loads(self.path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        fits = record.staircase.most == target.draft_max and len(record.trust.promised) == drafter.block_size - 1
-        return record if fits else None
+        n_slots = {len(record.staircase.draft) - 1, len(record.trust.promised), len(record.slots.tokens)}
+        return record if record.staircase.most == target.draft_max and n_slots == {drafter.block_size - 1} else None
 
     def keep(self, record: Record) -> None:
         """Write it down; a cache that cannot be written costs a measurement next time, no more."""
@@ -52,7 +52,9 @@ class Shelf:
 
 
 def measure(target: Target, drafter: Drafter) -> Staircase:
-    """Time passes of all widths with little in memory, then with more. Empties both memories.
+    """Time passes of all widths and the narrowest and widest draft with little in memory, passes then with more.
+
+    Empties both memories.
 
     Needs a context of two of the longest passes. Every pass leaves its first token in memory: a recurrent memory cannot
     forget a whole pass. A draft is timed with the injection of one position, which each kept token costs.
@@ -71,7 +73,9 @@ def measure(target: Target, drafter: Drafter) -> Staircase:
     empty = np.array([median(times) for times in first.verify.values()]) - first.mean_depth * (a + b * widths)
     rising = np.minimum.accumulate(np.maximum(empty, 1e-9)[::-1])[::-1]  # what disturbed one must not lift the wider
     verify = [0.0, *np.interp(np.arange(1, most + 1), widths, rising).tolist()]
-    return Staircase(verify, median(first.draft), max(0.0, median(first.settle or [0.0])), (a, b))
+    few, *whole = (median(times) for times in first.draft.values())
+    draft = np.interp(np.arange(1, drafter.block_size), list(first.draft), [min([few, *whole]), *whole])
+    return Staircase(verify, [0.0, *draft.tolist()], max(0.0, median(first.settle or [0.0])), (a, b))
 
 
 class _Stage:
@@ -82,7 +86,7 @@ class _Stage:
         self._most = target.draft_max + 1
         self._tokens = np.random.default_rng(0).integers(0, target.model.vocab.n_tokens, self._most).tolist()
         self.verify: dict[int, list[float]] = {n: [] for n in sorted({min(n, self._most) for n in WIDTHS})}
-        self.draft: list[float] = []
+        self.draft: dict[int, list[float]] = {n: [] for n in sorted({1, drafter.block_size - 1})}  # by slots
         self.settle: list[float] = []
         began = perf_counter()
         self._features = self._fill()
@@ -90,7 +94,7 @@ class _Stage:
         for n in (self._most, 2, 1):  # the first passes of their kind are slow
             self._pass(n)
         began = perf_counter()
-        while len(self.draft) < DRAFTS * MOST and (not self.draft or perf_counter() - began < BUDGET_S):
+        while len(self.draft[1]) < DRAFTS * MOST and (not self.draft[1] or perf_counter() - began < BUDGET_S):
             self._repeat()
         self.mean_depth = (depth + target.n_past) / 2
 
@@ -107,11 +111,12 @@ class _Stage:
             if self.verify[1][-1] < SETTLED_S:
                 times = self._singles()
                 self.settle.append(sum(times) - len(times) * self.verify[1][-1])
-        for _ in range(DRAFTS):
-            self._pass(self._drafter.block_size)
-            draft = _timed(lambda: self._drafter.inject(self._features))
-            draft += _timed(lambda: self._drafter.draft(self._tokens[0], self._drafter.block_size - 1))
-            self.draft.append(draft)
+        for n in (n for n in self.draft for _ in range(DRAFTS)):  # the first of a kind are slow
+            self._pass(n + 1)
+            began = perf_counter()
+            self._drafter.inject(self._features)
+            self._drafter.draft(self._tokens[0], n)
+            self.draft[n].append(perf_counter() - began)
             self._drafter.rewind(self._depth)
 
     def _singles(self) -> list[float]:

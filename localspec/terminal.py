@@ -284,7 +284,9 @@ def show_costs(staircase: Staircase) -> None:
     for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
         if n < len(empty):
             table.add_row(str(n), f"{1e3 * empty[n]:.2f}", f"{empty[n] / empty[1]:.2f}", f"{1e3 * full[n]:.2f}")
-    table.add_row("a drafted block", f"{1e3 * staircase.draft:.2f}", f"{staircase.draft / empty[1]:.2f}")
+    for n in sorted({1, len(staircase.draft) - 1}):
+        seconds = staircase.draft[n]
+        table.add_row(f"a draft of {n}", f"{1e3 * seconds:.2f}", f"{seconds / empty[1]:.2f}")
     out().print(table)
 
 

@@ -150,7 +150,7 @@ def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -
 def test_tune_shows_the_staircase(files: tuple[str, ...]) -> None:
     done = call("tune", *files)
     assert done.exit_code == 0
-    assert "a drafted block" in done.stdout
+    assert "a draft of 1 " in done.stdout
     assert done.stdout.splitlines()[1].split()[::2] == ["1", "1.00"]
 
 

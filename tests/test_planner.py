@@ -11,16 +11,16 @@ from localspec import paths
 from localspec.lattice import Lattice
 from localspec.paths import NOTHING, Path
 from localspec.planner import Auto, Bounds, Drafting, Fixed, selector
-from localspec.record import Record, Staircase
+from localspec.record import WHOLE, Record, Slots, Staircase
 from localspec.sampling import Sampler, SamplingParams
 from localspec.stats import Round
 
 N_SLOTS, K, MOST = 7, 4, 16
-FLAT = ([0, *[1.0 + 0.02 * n for n in range(MOST + 1)]], 0.15)  # like a GPU
-STEEP = ([0, *[1.0 + 0.7 * n for n in range(MOST + 1)]], 0.8)  # like a weak CPU
+FLAT = ([0, *[1.0 + 0.02 * n for n in range(MOST + 1)]], [0, *[0.15] * N_SLOTS])  # like a GPU
+STEEP = ([0, *[1.0 + 0.7 * n for n in range(MOST + 1)]], [0, *[0.8] * N_SLOTS])  # like a weak CPU
 CHAINS = Drafting(N_SLOTS, np.ones(N_SLOTS), 1, MOST, 1000)
 TREES = Drafting(N_SLOTS, np.ones(N_SLOTS), 8, MOST, 1000)
-Cost = tuple[list[float], float]
+Cost = tuple[list[float], list[float]]
 
 
 def record(cost: Cost) -> Record:
@@ -70,7 +70,7 @@ def run(
     takes `hidden` seconds more than its figure.
     """
     known, rng = known or record(cost), np.random.default_rng(0)
-    verify, block = cost
+    verify, drafts = cost
     spent, emitted = 0.0, 0
     while emitted < n_tokens:
         plan, text = auto(cost, known, **options), fresh()
@@ -84,7 +84,7 @@ def run(
                 if parent == alive[-1] and rng.random() < chance:
                     alive.append(node)
             n, seconds = len(alive) - 1, verify[len(draft.tokens) + 1]
-            total = seconds + (block + hidden) * (n_slots > 0)
+            total = seconds + drafts[n_slots] + hidden * (n_slots > 0)
             spent += total
             emitted += n + 1
             text += range(2000 + emitted - n - 1, 2000 + emitted)
@@ -128,8 +128,8 @@ def test_what_was_learnt_survives_the_session() -> None:
 def test_a_drafter_that_cannot_pay_by_its_own_figures_begins_at_rest() -> None:
     """Two tokens a round cannot pay for a block and a pass over two (0.8 + 1.7 against 1); six can."""
     poor, good = record(STEEP), record(STEEP)
-    poor.doubt(2.0)
-    good.doubt(6.0)
+    poor.expect(2.0)
+    good.expect(6.0)
     assert (poor.is_parked, good.is_parked) == (True, False)
     assert auto(STEEP, poor).begin(fresh(), 100) == 0
     assert Record.from_json(poor.to_json()).is_parked
@@ -151,7 +151,7 @@ def test_it_parks_and_tries_again() -> None:
 @pytest.mark.parametrize(("said", "right", "slack"), [(0.9, 0.9, 1.1), (0.95, 0.6, 1.1), (0.5, 0.8, 1.2)])
 def test_it_comes_close_to_the_best_fixed_length(said: float, right: float, slack: float) -> None:
     def fixed(n: int) -> float:
-        return (FLAT[1] + FLAT[0][n + 1]) / (1 + sum(right**k for k in range(1, n + 1)))
+        return (FLAT[1][n] + FLAT[0][n + 1]) / (1 + sum(right**k for k in range(1, n + 1)))
 
     assert run(FLAT, said, right, 5000)[0] < slack * min(fixed(n) for n in range(1, N_SLOTS + 1))
 
@@ -178,13 +178,51 @@ def test_staircases_learn_what_passes_really_take() -> None:
 def test_what_a_draft_really_takes_is_learnt_and_judged() -> None:
     """The drafter pays by its measured cost, not by what the rounds take besides the target's passes."""
     spent, known = run(FLAT, 0.7, 0.7, 3000, hidden=4 * FLAT[0][1])
-    assert known.staircase.draft > FLAT[1] + 3 * FLAT[0][1]
+    assert known.staircase.draft[1] > FLAT[1][1] + 3 * FLAT[0][1]
     assert known.is_parked or known.is_doubted
     paid, unknown = run(FLAT, 0.7, 0.7, 3000)
     assert unknown.staircase.draft == pytest.approx(FLAT[1], rel=0.01)
     assert not unknown.is_parked
     assert paid < FLAT[0][1]
     assert spent < 1.1 * FLAT[0][1]
+
+
+# --- how many slots to draft
+
+SLOPE = (STEEP[0], [0, *[0.1 + 0.15 * n for n in range(1, N_SLOTS + 1)]])
+
+
+def test_slots_that_do_not_pay_are_not_drafted() -> None:
+    """But for the whole block that is drafted now and then, to see."""
+    cheap = ([0, *[1.0 + 0.3 * n for n in range(MOST + 1)]], SLOPE[1])
+    seconds, known = run(cheap, 0.55, 0.55, 4000)
+    taken = [known.slots.take() for _ in range(2 * WHOLE)]
+    assert sorted(taken)[-2:] == [N_SLOTS] * 2
+    assert len(set(sorted(taken)[:-2])) == 1
+    best = min(
+        range(1, N_SLOTS + 1), key=lambda n: (cheap[1][n] + cheap[0][n + 1]) / (1 + sum(0.55 ** np.arange(1, n + 1)))
+    )
+    assert abs(min(taken) - best) <= 1
+    whole = min(
+        (cheap[1][-1] + cheap[0][n + 1]) / (1 + sum(0.55 ** np.arange(1, n + 1))) for n in range(1, N_SLOTS + 1)
+    )
+    assert seconds < 0.9 * whole
+
+
+def test_more_slots_are_drafted_when_the_text_becomes_easy() -> None:
+    known = record(SLOPE)
+    known.expect(1.2)
+    known.slots.take()
+    assert known.slots.take() == 1
+    _, known = run(SLOPE, 0.98, 0.98, 4000, known)
+    known.slots.take()
+    assert max(known.slots.take() for _ in range(2)) == N_SLOTS
+
+
+def test_a_target_that_verifies_less_than_a_block_is_no_obstacle() -> None:
+    slots = Slots.expecting(Staircase([0, 1.0, 1.0, 1.0], FLAT[1]), 0.9)
+    assert slots.take() == N_SLOTS
+    assert slots.take() == 2
 
 
 # --- text that repeats itself
@@ -238,7 +276,7 @@ def test_a_text_that_breaks_its_echoes_is_believed_less() -> None:
 
 def test_passes_that_still_settle_teach_nothing() -> None:
     cost = [0, *[0.004 + 0.001 * n for n in range(MOST + 1)]]
-    known = Record(Staircase(cost, 0.004), N_SLOTS)
+    known = Record(Staircase(cost, [0, *[0.004] * N_SLOTS]), N_SLOTS)
     plan, seconds = auto(FLAT, known, pool=False), []
     for token in range(1000, 1020):
         plan.begin([token], 100)
@@ -251,7 +289,7 @@ def test_passes_that_still_settle_teach_nothing() -> None:
 def test_what_a_wide_pass_costs_afterwards_counts_unless_another_was_just_made() -> None:
     cost = [0, 1.0, *[1.5 + 0.05 * n for n in range(MOST)]]
     text = [*range(50, 90), 7, *range(50, 55)]
-    known = Record(Staircase(cost, 0.2, settle=20.0), N_SLOTS)
+    known = Record(Staircase(cost, [0, *[0.2] * N_SLOTS], settle=20.0), N_SLOTS)
     plan = auto(FLAT, known, pool=False)
     plan.begin(text, 100)
     assert len(plan.select(None).tokens) > 0, "the prompt was such a pass"

@@ -144,7 +144,7 @@ def test_what_a_token_in_memory_costs_is_found_from_two_depths() -> None:
 
     a, b = staircase._attention(stage(150), stage(700))
     assert (a, b) == pytest.approx((2e-6, 5e-6))
-    costs = Staircase([0, 1.1, 1.2], 0.5, attention=(a, b))
+    costs = Staircase([0, 1.1, 1.2], [0, 0.5], attention=(a, b))
     assert costs.at(1000)[2] == pytest.approx(1.2 + 1000 * (a + 2 * b))
     assert Staircase(**costs.to_json()).at(1000).tolist() == costs.at(1000).tolist()
 
@@ -169,5 +169,7 @@ def test_stairs_never_fall_and_measuring_leaves_no_trace(tmp_path: Path, cache: 
         costs = staircase.measure(pair.engine.target, drafter)
         assert len(costs.verify) == pair.engine.target.draft_max + 2 == 34
         assert costs.verify.tolist() == sorted(costs.verify)
-        assert costs.verify[0] == 0 < costs.draft
+        assert costs.verify[0] == 0 == costs.draft[0]
+        assert costs.draft.tolist() == sorted(costs.draft)
+        assert len(costs.draft) == drafter.block_size
         assert (pair.engine.target.n_past, drafter.n_past) == (0, 0)
