@@ -191,11 +191,9 @@ class BestFirst:
             self._nodes.append((parent, slot, candidate))
             self.survival.append(-negative)
 
-    def gains(self, n_slots: int | None = None) -> Probabilities:
-        """Expected accepted tokens of the best trees of 0, 1, 2, … nodes, out of the first `n_slots` slots only."""
-        alive = [
-            s for s, (_, slot, _) in zip(self.survival, self._nodes, strict=True) if n_slots is None or slot < n_slots
-        ]
+    def gains(self, n_slots: int) -> Probabilities:
+        """Expected accepted tokens of the best trees of 0, 1, 2, … nodes in the first `n_slots` slots."""
+        alive = [s for s, (_, slot, _) in zip(self.survival, self._nodes, strict=True) if slot < n_slots]
         return np.concatenate(([0.0], np.cumsum(alive)))
 
     def tree(self, n: int) -> Tree:

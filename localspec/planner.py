@@ -206,7 +206,7 @@ class Auto:
         if self._drafting.max_leaves > 1:
             nodes = BestFirst(lattice, p, self._room, max_leaves=self._drafting.max_leaves)
             self._compare(nodes.gains)
-            return nodes.tree(self._size(nodes.gains()))
+            return nodes.tree(self._size(nodes.gains(len(lattice))))
         chains = Expected(lattice, p)
         self._compare(lambda n_slots: chains.gains[: n_slots + 1])
         return chains.path(self._size(chains.gains))

@@ -214,6 +214,8 @@ class Record:
     def from_json(cls, raw: Mapping[str, Any]) -> Record:
         """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
         record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
+        if min(*record.staircase.verify[1:], *record.staircase.draft[1:]) <= 0:
+            raise ValueError("a pass takes no time")
         record.trust = Trust(*raw["trust"])
         record.slots = Slots(*raw["slots"])
         record.echoes = Echoes(*np.array(raw["echoes"], np.float64).reshape(2, *record.echoes.tried.shape))

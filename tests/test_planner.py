@@ -189,34 +189,30 @@ def test_what_a_draft_really_takes_is_learnt_and_judged() -> None:
 
 # --- how many slots to draft
 
-SLOPE = (STEEP[0], [0, *[0.1 + 0.15 * n for n in range(1, N_SLOTS + 1)]])
+LEAN = ([0, *[1.0 + 0.1 * n for n in range(MOST + 1)]], [0, *[0.05 + 0.1 * n for n in range(1, N_SLOTS + 1)]])
 
 
-def test_slots_that_do_not_pay_are_not_drafted() -> None:
-    """But for the whole block that is drafted now and then, to see."""
-    cheap = ([0, *[1.0 + 0.3 * n for n in range(MOST + 1)]], SLOPE[1])
-    seconds, known = run(cheap, 0.55, 0.55, 4000)
-    taken = [known.slots.take() for _ in range(2 * WHOLE)]
-    assert sorted(taken)[-2:] == [N_SLOTS] * 2
-    assert len(set(sorted(taken)[:-2])) == 1
-    best = min(
-        range(1, N_SLOTS + 1), key=lambda n: (cheap[1][n] + cheap[0][n + 1]) / (1 + sum(0.55 ** np.arange(1, n + 1)))
-    )
-    assert abs(min(taken) - best) <= 1
-    whole = min(
-        (cheap[1][-1] + cheap[0][n + 1]) / (1 + sum(0.55 ** np.arange(1, n + 1))) for n in range(1, N_SLOTS + 1)
-    )
-    assert seconds < 0.9 * whole
+@pytest.mark.parametrize("drafting", [CHAINS, TREES])
+def test_slots_that_do_not_pay_are_not_drafted(drafting: Drafting) -> None:
+    """But for the whole block that is drafted now and then, to see. If all were whole, none would pay."""
+    verify, drafts = LEAN
+    said = [1 + sum(0.55 ** np.arange(1, n + 1)) for n in range(N_SLOTS + 1)]
+    whole = min((drafts[-1] + verify[n + 1]) / said[n] for n in range(1, N_SLOTS + 1))
+    best = min(range(1, N_SLOTS + 1), key=lambda n: (drafts[n] + verify[n + 1]) / said[n])
+    seconds, known = run(LEAN, 0.55, 0.55, 4000, drafting=drafting)
+    taken = sorted(known.slots.take() for _ in range(2 * WHOLE))
+    assert taken[-2:] == [N_SLOTS] * 2
+    assert len(set(taken[:-2])) == 1
+    assert abs(taken[0] - best) <= 1
+    assert seconds < 0.9 < 1.0 < whole
 
 
 def test_more_slots_are_drafted_when_the_text_becomes_easy() -> None:
-    known = record(SLOPE)
+    known = record(LEAN)
     known.expect(1.2)
-    known.slots.take()
-    assert known.slots.take() == 1
-    _, known = run(SLOPE, 0.98, 0.98, 4000, known)
-    known.slots.take()
-    assert max(known.slots.take() for _ in range(2)) == N_SLOTS
+    assert [known.slots.take() for _ in range(WHOLE)] == [N_SLOTS, *[1] * (WHOLE - 1)]
+    _, known = run(LEAN, 0.98, 0.98, 4000, known)
+    assert [known.slots.take() for _ in range(WHOLE)] == [N_SLOTS] * WHOLE
 
 
 def test_a_target_that_verifies_less_than_a_block_is_no_obstacle() -> None:

@@ -125,8 +125,10 @@ def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path)
         lambda text: text[:20],
         lambda text: json.dumps(json.loads(text) | {"echoes": [[[1.0]], [[2.0]]]}),
         lambda text: json.dumps(json.loads(text) | {"staircase": {"verify": [0, 1], "draft": 1, "deeper": {}}}),
+        lambda text: json.dumps(json.loads(text) | {"staircase": json.loads(text)["staircase"] | {"draft": 0.005}}),
+        lambda text: text.replace('"draft": [0.0, ', '"draft": [0.0, 0.0, '),
     ],
-    ids=["cut", "other echoes", "an older version's"],
+    ids=["cut", "other echoes", "an older version's", "one draft for all", "a draft in no time"],
 )
 def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path, damage: Callable[[str], str]) -> None:
     with opened(tmp_path, "llama") as pair:
@@ -135,6 +137,8 @@ def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path,
     kept.write_text(damage(kept.read_text()))
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
+        assert pair.record is not None
+        assert pair.record.staircase.draft[1] > 0
 
 
 def test_what_a_token_in_memory_costs_is_found_from_two_depths() -> None:
