@@ -10,7 +10,7 @@ from collections import Counter
 
 from common import arguments, load_pair, read_set
 
-from localspec.ngram import LONGEST, Suffixes
+from localspec.planning.ngram import LONGEST, Suffixes
 
 WIDTHS = {3: "3", 4: "4", 5: "5", **dict.fromkeys(range(6, 10), "6 … 9"), **dict.fromkeys(range(10, 16), "10 … 15")}
 

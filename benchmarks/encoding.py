@@ -17,10 +17,10 @@ from time import perf_counter
 import numpy as np
 from common import arguments, read_set
 
-from localspec.bench import bench
+from localspec.engine.paths import Path as Chain
+from localspec.evaluation.bench import bench
 from localspec.llama import Context, Model, quantize
 from localspec.pair import Pair
-from localspec.paths import Path as Chain
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 WAYS = ("plain", "ngram", "auto")

@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import Draft, Path, Tree, leaves
+from localspec.engine.plan import Drafting
+from localspec.engine.sampling import SamplingParams
 from localspec.errors import OptionError
-from localspec.lattice import Lattice
-from localspec.paths import Draft, Path, Tree, leaves
-from localspec.planner import Drafting
-from localspec.sampling import SamplingParams
 from localspec.text import Limits
 
 PATHS = ("auto", "ngram", "greedy", "expected", "tree", "sampled")

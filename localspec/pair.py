@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +11,21 @@ from typing import Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
-from localspec import compat, fit, memory, probe, staircase
+from localspec.answer import Chunk, Result, Stream
 from localspec.chat import Chat, need_template
-from localspec.drafter import Drafter
+from localspec.dflash import compat
+from localspec.engine.drafter import Drafter
+from localspec.engine.generate import Engine, generate
+from localspec.engine.plan import Drafting, Fixed, Plan, selector
+from localspec.engine.sampling import Sampler
+from localspec.engine.stats import Stats
+from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import OptionError, PairError
-from localspec.generate import Engine, generate
-from localspec.llama import Header, Model, read_header, system_info, with_shards
-from localspec.options import Options, Select, Settings, check_whole
-from localspec.planner import Auto, Bounds, Drafting, Fixed, Plan, selector
-from localspec.record import Record
-from localspec.sampling import Sampler
-from localspec.stats import Stats
-from localspec.target import MAX_LEAVES, Target
+from localspec.llama import Header, Model, read_header, system_info
+from localspec.options import Options, Select, Settings
+from localspec.planning import measure
+from localspec.planning.auto import Auto, Bounds
+from localspec.planning.profile import Record
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
@@ -39,50 +40,6 @@ class _Closable(Protocol):
 
 
 _C = TypeVar("_C", bound=_Closable)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added: `text` that is now certain, `tokens`, and how many of these the drafter had guessed."""
-
-    text: str
-    tokens: list[int]
-    n_accepted: int
-
-    @property
-    def drafted(self) -> list[bool]:
-        """For each token, whether it was drafted (the last one of a round usually is the target's own)."""
-        return [i < self.n_accepted for i in range(len(self.tokens))]
-
-
-@dataclass
-class Result:
-    """An answer. `tokens` has everything the target said, an end-of-generation token included; `finish_reason` is
-    "stop", "length", "context" (the context is full) or "cancelled".
-    """
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str = "cancelled"
-    stats: Stats = field(default_factory=Stats)
-
-
-class Stream:
-    """An answer on its way: iterate over its chunks; `result` grows with them. Closing it early cancels the rest."""
-
-    def __init__(self, chunks: Generator[Chunk], result: Result) -> None:
-        self._chunks, self.result = chunks, result
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def wrap(self, chunks: Generator[Chunk]) -> Stream:
-        """The same answer, seen through another iterator."""
-        return Stream(chunks, self.result)
-
-    def close(self) -> None:
-        """Stop the answer here; what was said stays in `result`."""
-        self._chunks.close()
 
 
 class Pair:
@@ -102,7 +59,7 @@ class Pair:
         n_threads: int | None = None,
         thinking: bool | None = None,
     ) -> None:
-        head, draft_head = _check_files(target, drafter)
+        head, draft_head = check_files(target, drafter)
         self.target_path, self.drafter_path, self.n_ctx = target, drafter, n_ctx
         self.block_size = compat.block_size(draft_head) if draft_head else 1
         self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
@@ -245,7 +202,7 @@ class Pair:
         if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self.engine.forget()  # measuring writes into both memories
-        record = Record(staircase.measure(target, drafter), drafter.block_size - 1)
+        record = Record(measure.measure(target, drafter), drafter.block_size - 1)
         if self._acceptance_length:
             record.expect(self._acceptance_length)
         self._shelf.keep(record)
@@ -253,8 +210,8 @@ class Pair:
         return record
 
     @property
-    def _shelf(self) -> staircase.Shelf:
-        return staircase.Shelf(self._identity)
+    def _shelf(self) -> measure.Shelf:
+        return measure.Shelf(self._identity)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -296,6 +253,18 @@ class Pair:
         self.close()
 
 
+def check_files(target: Path, drafter: Path | None) -> tuple[Header, Header | None]:
+    """Their headers, if the two files can work together; raises ModelError or PairError."""
+    head = read_header(target)
+    compat.check_target(head)
+    if drafter is None:
+        return head, None
+    draft_head = read_header(drafter)
+    compat.check_drafter(draft_head)
+    compat.check_pair(head, draft_head)
+    return head, draft_head
+
+
 def _drafting(head: Header | None, target: Target) -> Drafting | None:
     """What can be drafted with a drafter whose header is `head`; the temperature of its scores is 1 if it says none."""
     if head is None:
@@ -316,74 +285,3 @@ def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
     """What a measured staircase holds for: these very files on this build with these settings."""
     stats = [path.stat() for path in paths if path]
     return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
-
-
-def _check_files(target: Path, drafter: Path | None) -> tuple[Header, Header | None]:
-    """Their headers, if the two files can work together; raises ModelError or PairError."""
-    head = read_header(target)
-    compat.check_target(head)
-    if drafter is None:
-        return head, None
-    draft_head = read_header(drafter)
-    compat.check_drafter(draft_head)
-    compat.check_pair(head, draft_head)
-    return head, draft_head
-
-
-def load(
-    pair: str | None = None,
-    *,
-    target: str | os.PathLike[str] | None = None,
-    draft: str | os.PathLike[str] | None = None,
-    n_ctx: int | None = None,
-    gpu_layers: int | None = None,
-    draft_gpu_layers: int | None = None,
-    n_threads: int | None = None,
-    thinking: bool | None = None,
-    explain: Callable[[str], None] | None = None,
-) -> Pair:
-    """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
-    target) or two GGUF files (`load(target=…, draft=…)`).
-
-    `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
-    (negative: all) are by default what fits into memory, see `fit.settle`. `thinking` switches a model that can think
-    on or off; by default a named pair does what its drafter was trained for, any other what its template does by
-    itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError, PairError,
-    OptionError (also for what does not fit), MissingError (run `localspec pull`), BackendError.
-    """
-    check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
-    check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
-    check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
-    check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
-    if pair is not None and target is not None:
-        raise OptionError(f"give either the pair {pair!r} or a target file, not both.")
-    if target is None:
-        from localspec import models
-
-        entry = models.get(pair or models.DEFAULT)
-        target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
-        if thinking is None and entry.thinking in ("on", "off"):
-            thinking = entry.thinking == "on"
-    else:
-        target_path, drafter_path = Path(target), Path(draft) if draft else None
-    heads = _check_files(target_path, drafter_path)
-    plan = fit.settle(
-        with_shards(heads[0]),
-        heads[1],
-        memory.pools(),
-        n_ctx=n_ctx,
-        gpu_layers=gpu_layers,
-        draft_gpu_layers=draft_gpu_layers,
-    )
-    if explain:
-        explain(plan.table())
-    probe.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
-    return Pair(
-        target_path,
-        drafter_path,
-        n_ctx=plan.n_ctx,
-        gpu_layers=plan.gpu_layers,
-        draft_gpu_layers=plan.draft_gpu_layers,
-        n_threads=n_threads,
-        thinking=thinking,
-    )

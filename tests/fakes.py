@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from localspec.lattice import Lattice
+from localspec.engine.lattice import Lattice
 
 N_VOCAB = 24
 EOG = 0

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec import accept
-from localspec.accept import rejection, sample_and_match
-from localspec.paths import NOTHING, Path, Tree
-from localspec.sampling import Sampler, SamplingParams
+from localspec.engine import accept
+from localspec.engine.accept import rejection, sample_and_match
+from localspec.engine.paths import NOTHING, Path, Tree
+from localspec.engine.sampling import Sampler, SamplingParams
 
 N_VOCAB = 6
 

@@ -10,14 +10,16 @@ import pytest
 from test_accept import chi_square
 
 import localspec
-from localspec import models, paths, prompts
-from localspec.accept import rejection
-from localspec.check import check
+from localspec.engine import paths
+from localspec.engine.accept import rejection
+from localspec.engine.paths import NOTHING
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import total
+from localspec.evaluation import prompts
+from localspec.evaluation.check import check
+from localspec.hub import registry
 from localspec.llama import read_header
 from localspec.pair import Pair
-from localspec.paths import NOTHING
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import total
 
 OWN = [text for some in prompts.own().values() for text in some if len(text) < 1000]
 
@@ -134,7 +136,7 @@ def test_a_seed_gives_the_words_of_plain_decoding(pair: Pair, seed: int) -> None
 
 
 def test_the_drafter_file_says_whose_it_is_and_is_small() -> None:
-    entry = models.get(models.DEFAULT)
+    entry = registry.get(registry.DEFAULT)
     header = read_header(entry.drafter_path())
     assert header.n_bytes < 30e6
     assert header.arch == "dflash"

@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import tiny
 
-from localspec import paths
+from localspec.answer import Result
+from localspec.engine import paths
+from localspec.engine.generate import generate
+from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Fixed
+from localspec.engine.sampling import Sampler, SamplingParams, distribution
 from localspec.errors import OptionError
-from localspec.generate import generate
-from localspec.lattice import Lattice
 from localspec.llama.binding import C
-from localspec.pair import Pair, Result
-from localspec.planner import Fixed
-from localspec.sampling import Sampler, SamplingParams, distribution
+from localspec.pair import Pair
 from localspec.text import Limits, TextStream
 
 PROMPT = "the user is in the sea and the sand is in his hand"

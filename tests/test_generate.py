@@ -9,14 +9,14 @@ import fakes
 import pytest
 from fakes import EOG, Draft, FakeDrafter, FakeTarget, adversarial, letters, perfect, useless
 
-from localspec import paths
+from localspec.engine import paths
+from localspec.engine.generate import Engine, Prefill, generate
+from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Fixed
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import Round
+from localspec.engine.target import N_BATCH
 from localspec.errors import OptionError
-from localspec.generate import Engine, Prefill, generate
-from localspec.lattice import Lattice
-from localspec.planner import Fixed
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import Round
-from localspec.target import N_BATCH
 from localspec.text import Limits, TextStream
 
 PROMPT = [5, 9, 2, 14, 3, 3, 8]
@@ -394,7 +394,7 @@ class Resting(Fixed):
 def test_features_of_rounds_without_a_draft_are_injected_before_the_next(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.generate.N_WAIT", 64)
+    monkeypatch.setattr("localspec.engine.generate.N_WAIT", 64)
     pair = engine("perfect")
     text = TextStream(letters(), Limits(max_tokens=150))
     pair.start(PROMPT, spec=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from localspec.ngram import LONGEST, PRIOR, SILENCE, Echo, Echoes, N, Suffixes
+from localspec.planning.ngram import LONGEST, PRIOR, SILENCE, Echo, Echoes, N, Suffixes
 
 
 def test_nothing_is_proposed_for_a_text_that_never_ended_like_this() -> None:

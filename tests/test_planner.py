@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec import paths
-from localspec.lattice import Lattice
-from localspec.paths import NOTHING, Path
-from localspec.planner import Auto, Bounds, Drafting, Fixed, selector
-from localspec.record import WHOLE, Record, Slots, Staircase
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import Round
+from localspec.engine import paths
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import NOTHING, Path
+from localspec.engine.plan import Drafting, Fixed, selector
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import Round
+from localspec.planning.auto import Auto, Bounds
+from localspec.planning.profile import WHOLE, Record, Slots, Staircase
 
 N_SLOTS, K, MOST = 7, 4, 16
 FLAT = ([0, *[1.0 + 0.02 * n for n in range(MOST + 1)]], [0, *[0.15] * N_SLOTS])  # like a GPU

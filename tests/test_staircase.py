@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import tiny
 
-from localspec import paths, staircase
+from localspec.engine import paths
+from localspec.engine.paths import Path as Chain
 from localspec.errors import OptionError
 from localspec.pair import Pair
-from localspec.paths import Path as Chain
-from localspec.record import Staircase
+from localspec.planning import measure
+from localspec.planning.profile import Staircase
 
 PROMPT = "abcdefgh"
 
@@ -47,7 +48,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: py
     with opened(tmp_path, "llama") as pair:
         pair.generate(PROMPT, max_tokens=2)
     assert len(list((cache / "staircase").glob("*.json"))) == 1
-    monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("measured again"))
     with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         pair.generate(PROMPT, max_tokens=2)
 
@@ -55,7 +56,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: py
 def test_only_what_the_planner_decides_needs_measuring(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staircase, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("measured"))
     with opened(tmp_path, "llama") as pair:
         for path in ("greedy", "tree", paths.greedy):
             pair.generate(PROMPT, max_tokens=2, path=path)
@@ -144,10 +145,10 @@ def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path,
 
 def test_what_a_token_in_memory_costs_is_found_from_two_depths() -> None:
     def stage(depth: float) -> Any:
-        seconds = {n: 1.0 + 0.1 * n + depth * (2e-6 + 5e-6 * n) for n in staircase.WIDTHS}
+        seconds = {n: 1.0 + 0.1 * n + depth * (2e-6 + 5e-6 * n) for n in measure.WIDTHS}
         return SimpleNamespace(mean_depth=depth, verify={n: [0.9 * one, one, one] for n, one in seconds.items()})
 
-    a, b = staircase._attention(stage(150), stage(700))
+    a, b = measure._attention(stage(150), stage(700))
     assert (a, b) == pytest.approx((2e-6, 5e-6))
     costs = Staircase([0, 1.1, 1.2], [0, 0.5], attention=(a, b))
     assert costs.at(1000)[2] == pytest.approx(1.2 + 1000 * (a + 2 * b))
@@ -171,7 +172,7 @@ def test_stairs_never_fall_and_measuring_leaves_no_trace(tmp_path: Path, cache: 
     with opened(tmp_path, "llama") as pair:
         drafter = pair.engine.drafter
         assert drafter is not None
-        costs = staircase.measure(pair.engine.target, drafter)
+        costs = measure.measure(pair.engine.target, drafter)
         assert len(costs.verify) == pair.engine.target.draft_max + 2 == 34
         assert costs.verify.tolist() == sorted(costs.verify)
         assert costs.verify[0] == 0 == costs.draft[0]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from localspec import target as module
+from localspec.engine import target as module
+from localspec.engine.target import Target
 from localspec.errors import BackendError
-from localspec.target import Target
 
 
 class FakeContext:
