@@ -47,7 +47,7 @@ def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
     ids, n_slots = pair.encode(prompt), pair.block_size - 1
     engine, pools = pair.engine, []
 
-    def watch(pool: Lattice, _: int) -> paths.Path:
+    def watch(pool: Lattice, _: int) -> paths.Chain:
         pools.append(pool)
         return paths.NOTHING
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localspec.answer import Chunk, Result, Stream
     from localspec.chat import Chat
     from localspec.engine.lattice import Lattice
+    from localspec.engine.paths import Chain, Tree
     from localspec.engine.stats import Round, Stats
     from localspec.errors import (
         BackendError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Chain": "engine.paths",
     "Chat": "chat",
     "Chunk": "answer",
     "Lattice": "engine.lattice",
@@ -41,6 +43,7 @@ _HOME = {
     "Round": "engine.stats",
     "Stats": "engine.stats",
     "Stream": "answer",
+    "Tree": "engine.paths",
     "load": "loading.load",
 } | dict.fromkeys(
     (
@@ -57,6 +60,7 @@ _HOME = {
 
 __all__ = [
     "BackendError",
+    "Chain",
     "Chat",
     "Chunk",
     "Lattice",
@@ -71,6 +75,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TemplateError",
+    "Tree",
     "load",
 ]
 

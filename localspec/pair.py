@@ -25,7 +25,8 @@ from localspec.llama import Header, Model, read_header, system_info
 from localspec.options import Options, Select, Settings
 from localspec.planning import measure
 from localspec.planning.auto import Auto, Bounds
-from localspec.planning.profile import Record
+from localspec.planning.profile import PairProfile
+from localspec.planning.store import ProfileStore
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
@@ -167,9 +168,9 @@ class Pair:
         """
         if settings.path != "auto" or settings.draft_min:
             return settings.path != "ngram"
-        if (record := self.record) is None:
+        if (profile := self.profile) is None:
             return True
-        return not record.rests_long and (not record.is_doubted or self.engine.lag(ids) <= CATCH_UP)
+        return not profile.rests_long and (not profile.is_doubted or self.engine.lag(ids) <= CATCH_UP)
 
     def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:
         drafting, path, n = self.drafting, settings.path, settings.draft_max
@@ -177,16 +178,16 @@ class Pair:
             return Fixed()
         if callable(path):
             return Fixed(drafting.n_slots, lambda lattice, _: path(lattice))
-        if path == "ngram" and not self.record:
+        if path == "ngram" and not self.profile:
             return Fixed()
-        if path in ("auto", "ngram") and self.record:
+        if path in ("auto", "ngram") and self.profile:
             bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
-            return Auto(self.record, drafting, bounds, sampler, pool=pool)
+            return Auto(self.profile, drafting, bounds, sampler, pool=pool)
         n = n or (min(TREE, drafting.draft_max) if path == "tree" else drafting.n_slots)
         return Fixed(drafting.n_slots, selector(path, n, drafting, sampler))
 
     @cached_property
-    def record(self) -> Record | None:
+    def profile(self) -> PairProfile | None:
         """What is known of this pair on this machine; made at first use, which may measure for some seconds.
 
         None without a drafter, and where the context is too small to measure in.
@@ -194,24 +195,24 @@ class Pair:
         drafter, target = self.engine.drafter, self.engine.target
         if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
             return None
-        return self._shelf.load(target, drafter) or self.tune()
+        return self._profiles.load(target, drafter) or self.tune()
 
-    def tune(self) -> Record:
+    def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
         drafter, target = self.engine.drafter, self.engine.target
         if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self.engine.forget()  # measuring writes into both memories
-        record = Record(measure.measure(target, drafter), drafter.block_size - 1)
+        profile = PairProfile(measure.measure(target, drafter), drafter.block_size - 1)
         if self._acceptance_length:
-            record.expect(self._acceptance_length)
-        self._shelf.keep(record)
-        self.__dict__["record"] = record
-        return record
+            profile.expect(self._acceptance_length)
+        self._profiles.keep(profile)
+        self.__dict__["profile"] = profile
+        return profile
 
     @property
-    def _shelf(self) -> measure.Shelf:
-        return measure.Shelf(self._identity)
+    def _profiles(self) -> ProfileStore:
+        return ProfileStore(self._identity)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -236,8 +237,8 @@ class Pair:
 
     def close(self) -> None:
         """Free the drafter, then the target; what drafting has brought is kept for the next time."""
-        if self._open and (record := self.__dict__.get("record")):
-            self._shelf.keep(record)
+        if self._open and (profile := self.__dict__.get("profile")):
+            self._profiles.keep(profile)
         while self._open:
             self._open.pop().close()
 
@@ -282,6 +283,6 @@ def _drafting(head: Header | None, target: Target) -> Drafting | None:
 
 
 def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
-    """What a measured staircase holds for: these very files on this build with these settings."""
+    """What a measured costs holds for: these very files on this build with these settings."""
     stats = [path.stat() for path in paths if path]
     return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))

@@ -13,6 +13,7 @@ import localspec
 PACKAGE = Path(localspec.__file__).parent
 NAMES = {
     "BackendError",
+    "Chain",
     "Chat",
     "Chunk",
     "Lattice",
@@ -27,6 +28,7 @@ NAMES = {
     "Stats",
     "Stream",
     "TemplateError",
+    "Tree",
     "load",
 }
 
@@ -74,7 +76,7 @@ def test_import_is_silent_and_lazy() -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("[]", "", 0)
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - {"load", "Pair", "Chat", "Chunk", "Result", "Stream"}))
+@pytest.mark.parametrize("name", sorted(NAMES - {"load", "Pair", "Chain", "Chat", "Chunk", "Result", "Stream"}))
 def test_plain_names_do_not_load_llama_cpp(name: str) -> None:
     done = python(f"import sys\nfrom localspec import {name}\nprint('llama_cpp' in sys.modules)")
     assert done.stdout.strip() == "False"

@@ -51,7 +51,7 @@ def test_after_trees_the_memory_is_that_of_plain_decoding_to_the_last_bit(pair: 
             said = pair.generate(ids, max_tokens=80, **options).tokens
             pair.engine.start([*ids, *said], spec=False)
             rows.append(pair.engine.target.verify(pair.engine.tokens[-1], NOTHING)[0].copy())
-            pair.engine.target.keep([0])
+            pair.engine.target.commit([0])
             pair.engine.forget()
         assert np.array_equal(*rows)
 
@@ -65,7 +65,7 @@ def test_rejection_on_the_real_pair_leaves_the_targets_distribution(pair: Pair) 
     pair.engine.start(ids, spec=True)
     pool = pair.engine.drafter.draft(ids[-1], 7)
     first_row = pair.engine.target.verify(ids[-1], NOTHING)[0].copy()
-    pair.engine.target.keep([0])
+    pair.engine.target.commit([0])
     firsts, p = sampler.distribution(first_row, ids)
     second_rows = rows_behind(pair, firsts.tolist())
     joint = {
@@ -100,7 +100,7 @@ def rows_behind(pair: Pair, tokens: list[int]) -> dict[int, np.ndarray]:
         some = tokens[start : start + 16]
         logits = target.verify(pair.engine.tokens[-1], paths.Tree(some, [-1] * len(some), [0.1] * len(some)))
         rows |= {token: row.copy() for token, row in zip(some, logits[1:], strict=True)}
-        target.keep([0])
+        target.commit([0])
         target.rewind(n - 1)
     pair.engine.forget()
     return rows

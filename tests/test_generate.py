@@ -67,7 +67,7 @@ class Answer:
         ):
             self.take(one)
         assert pair.tokens == prompt + self.tokens
-        assert pair.target.calls["verify"] == pair.target.calls["keep"]
+        assert pair.target.calls["verify"] == pair.target.calls["commit"]
 
     def take(self, one: Round) -> None:
         self.rounds.append(one)
@@ -145,8 +145,8 @@ def test_a_path_may_be_shorter_than_the_pool_or_empty() -> None:
 
 
 def test_a_path_may_leave_the_pool() -> None:
-    def select(pool: Lattice) -> paths.Path:
-        return paths.Path([23] * len(pool), [1.0] * len(pool))
+    def select(pool: Lattice) -> paths.Chain:
+        return paths.Chain([23] * len(pool), [1.0] * len(pool))
 
     assert Answer(engine("perfect"), select=select).tokens == plain().tokens
 
@@ -278,8 +278,8 @@ POINTS = [
     ("target", "prefill", True),
     ("target", "verify", False),
     ("target", "verify", True),
-    ("target", "keep", False),
-    ("target", "keep", True),
+    ("target", "commit", False),
+    ("target", "commit", True),
     ("drafter", "draft", False),
     ("drafter", "draft", True),
     ("drafter", "inject", False),

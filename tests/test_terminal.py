@@ -12,8 +12,7 @@ import tiny
 
 from localspec.cli import terminal
 from localspec.engine.lattice import Lattice
-from localspec.engine.paths import Path as Chain
-from localspec.engine.paths import greedy
+from localspec.engine.paths import Chain, greedy
 from localspec.llama.binding import uninterrupted
 from localspec.pair import Pair
 

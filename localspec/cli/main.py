@@ -316,8 +316,8 @@ def tune(**values: Any) -> None:
     from localspec.cli import terminal
 
     with _load(values) as pair, terminal.status("measuring", quiet=values["verbose"]):
-        record = pair.tune()
-    terminal.show_costs(record.staircase)
+        profile = pair.tune()
+    terminal.show_costs(profile.costs)
 
 
 def _given(file: Path | None) -> dict[str, list[str]] | None:

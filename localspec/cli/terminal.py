@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localspec.hub.find import Candidate
     from localspec.hub.registry import PairEntry
     from localspec.pair import Pair
-    from localspec.planning.profile import Staircase
+    from localspec.planning.cost_model import CostModel
 
 T = TypeVar("T")
 
@@ -278,15 +278,15 @@ def show_bench(figures: dict[str, Any]) -> None:
             console.print(f"{name}: kept per slot {' '.join(f'{share:.0%}' for share in mode['accepted_per_slot'])}")
 
 
-def show_costs(staircase: Staircase) -> None:
+def show_costs(costs: CostModel) -> None:
     """The outcome of `localspec tune`."""
     table = Table("tokens in a pass", "ms", "of one token", "ms behind 1,000 tokens", box=None, padding=(0, 2))
-    empty, full = staircase.verify, staircase.at(1000)
+    empty, full = costs.verify, costs.at(1000)
     for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
         if n < len(empty):
             table.add_row(str(n), f"{1e3 * empty[n]:.2f}", f"{empty[n] / empty[1]:.2f}", f"{1e3 * full[n]:.2f}")
-    for n in sorted({1, len(staircase.draft) - 1}):
-        seconds = staircase.draft[n]
+    for n in sorted({1, len(costs.draft) - 1}):
+        seconds = costs.draft[n]
         table.add_row(f"a draft of {n}", f"{1e3 * seconds:.2f}", f"{seconds / empty[1]:.2f}")
     out().print(table)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.engine.paths import Draft, Path
+from localspec.engine.paths import Chain, Draft
 
 Rows = NDArray[np.float32]
 Choose = Callable[[NDArray[np.float32], list[int]], int]  # logits, emitted so far -> the target's token
@@ -47,7 +47,7 @@ def sample_and_match(rows: Rows, draft: Draft, choose: Choose) -> tuple[list[int
 
 def rejection(
     rows: Rows,
-    draft: Path,
+    draft: Chain,
     distribution: Callable[[NDArray[np.float32], list[int]], Distribution],
     streams: Streams,
 ) -> tuple[list[int], list[int]]:

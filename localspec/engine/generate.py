@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from localspec.engine.accept import rejection, sample_and_match
 from localspec.engine.drafter import Drafter
 from localspec.engine.lattice import Lattice
-from localspec.engine.paths import Draft, Path, depths
+from localspec.engine.paths import Chain, Draft, depths
 from localspec.engine.plan import Plan
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
@@ -99,7 +99,7 @@ class Engine:
         n_kept, ends = clip(emitted)
         del emitted[n_kept:], visited[n_kept:]
         accepted = perf_counter()
-        self.target.keep(visited)
+        self.target.commit(visited)
         if self.drafter and self._spec:
             self._remember(self.target.features(visited), wait=n_slots == 0)
         self.tokens += emitted
@@ -119,7 +119,7 @@ class Engine:
     def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
         """The tokens this round emits and the rows of the batch that decided on them."""
         recent = self.tokens[-sampler.window :] if sampler.window else []
-        if isinstance(draft, Path) and draft.q is not None and sampler.params.temperature > 0:
+        if isinstance(draft, Chain) and draft.q is not None and sampler.params.temperature > 0:
             return rejection(rows, draft, lambda row, said: sampler.distribution(row, recent + said), sampler)
         n = len(self.tokens)
         return sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said, n + len(said)))

@@ -19,7 +19,7 @@ Probabilities = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Path:
+class Chain:
     """A chain of tokens, and for each the probability that it and all before it survive verification.
 
     `q`: where the tokens were drawn, the candidates of each slot and the probabilities they were drawn with.
@@ -33,14 +33,14 @@ class Path:
     def parents(self) -> list[int]:
         return list(range(-1, len(self.tokens) - 1))
 
-    def head(self, n: int) -> Path:
+    def head(self, n: int) -> Chain:
         """Its first `n` tokens."""
-        return self if n >= len(self.tokens) else Path(self.tokens[:n], self.survival[:n], self.q and self.q[:n])
+        return self if n >= len(self.tokens) else Chain(self.tokens[:n], self.survival[:n], self.q and self.q[:n])
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Tokens with `parents`: the index of each token's predecessor, -1 for the anchor; `survival` as in `Path`.
+    """Tokens with `parents`: the index of each token's predecessor, -1 for the anchor; `survival` as in `Chain`.
 
     In preorder: a token stands behind its parent, and behind all of its elder siblings' descendants.
     """
@@ -54,8 +54,8 @@ class Tree:
         return self if n >= len(self.tokens) else Tree(self.tokens[:n], self.parents[:n], self.survival[:n])
 
 
-Draft = Path | Tree
-NOTHING = Path([], [])
+Draft = Chain | Tree
+NOTHING = Chain([], [])
 
 
 def depths(draft: Draft) -> list[int]:
@@ -76,7 +76,7 @@ def probabilities(lattice: Lattice, temperature: NDArray[np.float64] | float = 1
 # -- chains -----------------------------------------------------------------------------------------------------------
 
 
-def greedy(lattice: Lattice, p: Probabilities | None = None) -> Path:
+def greedy(lattice: Lattice, p: Probabilities | None = None) -> Chain:
     """The greedy walk: in each slot the best candidate behind the one just picked."""
     p = probabilities(lattice) if p is None else p
     picks, row = [], 0
@@ -104,7 +104,7 @@ class Expected:
             value = np.concatenate((np.zeros((1, k)), gains.max(axis=2)))
         self.gains: Probabilities = value[:, 0]  # expected accepted tokens of the best chain of length 0 … n_slots
 
-    def path(self, length: int) -> Path:
+    def path(self, length: int) -> Chain:
         """The best chain of `length` slots."""
         picks, row = [], 0
         for t in range(length):
@@ -113,14 +113,14 @@ class Expected:
         return _chain(self._lattice, self._p, picks)
 
 
-def expected(lattice: Lattice, p: Probabilities | None = None) -> Path:
+def expected(lattice: Lattice, p: Probabilities | None = None) -> Chain:
     """The chain through all slots of the most expected accepted tokens."""
     return Expected(lattice, probabilities(lattice) if p is None else p).path(len(lattice))
 
 
 def sampled(
     lattice: Lattice, n: int, weigh: Callable[[NDArray[np.float32]], Probabilities], random: np.random.Generator
-) -> Path:
+) -> Chain:
     """A chain of up to `n` tokens drawn slot by slot from q = `weigh(scores)` [K], for rejection sampling.
 
     `n` must not depend on what is drawn: a token that is kept because of what it is is no longer distributed as q.
@@ -135,10 +135,10 @@ def sampled(
         tokens.append(int(ids[row]))
         survival.append(float(weights.max()) * (survival[-1] if survival else 1.0))
         q.append((ids, weights))
-    return Path(tokens, survival, q)
+    return Chain(tokens, survival, q)
 
 
-def _chain(lattice: Lattice, p: Probabilities, picks: Sequence[int]) -> Path:
+def _chain(lattice: Lattice, p: Probabilities, picks: Sequence[int]) -> Chain:
     """The candidates `picks`, one a slot, as tokens and prefix probabilities."""
     tokens, survival, row, alive = [], [], 0, 1.0
     for t, pick in enumerate(picks):
@@ -146,7 +146,7 @@ def _chain(lattice: Lattice, p: Probabilities, picks: Sequence[int]) -> Path:
         tokens.append(int(lattice.ids[t, pick]))
         survival.append(alive)
         row = pick
-    return Path(tokens, survival)
+    return Chain(tokens, survival)
 
 
 # -- trees ------------------------------------------------------------------------------------------------------------

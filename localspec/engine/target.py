@@ -73,7 +73,7 @@ class Target:
     def verify(self, anchor: int, draft: Draft) -> NDArray[np.float32]:
         """Read the anchor and its draft; their logits [1 + n_draft, n_vocab], a view until the next decode.
 
-        `keep` must follow. Trees may have up to `MAX_LEAVES` leaves and need `can_branch`.
+        `commit` must follow. Trees may have up to `MAX_LEAVES` leaves and need `can_branch`.
         """
         tokens = [anchor, *draft.tokens]
         chain = draft.parents == list(range(-1, len(draft.tokens) - 1))
@@ -96,7 +96,7 @@ class Target:
             self._features[:n, i * width : (i + 1) * width] = inputs
         return self._features[:n]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def commit(self, rows: Sequence[int]) -> None:
         """Of the last verify's batch keep `rows`, a way down from the anchor (row 0). Exactly once per verify."""
         n = self.n_past + len(rows)
         if self._tree:

@@ -104,13 +104,13 @@ class Synthetic:
         self._pair, self._text, self._rate = pair, text, rate
         self._random = np.random.default_rng(seed)
 
-    def __call__(self, lattice: Lattice) -> paths.Path:
+    def __call__(self, lattice: Lattice) -> paths.Chain:
         start = len(self._pair.engine.tokens)
         truth = self._text[start : start + len(lattice)]
         right = self._random.random(len(truth)) < self._rate
         n_vocab = self._pair.vocab.n_tokens
         tokens = [token if ok else (token + 1) % n_vocab for token, ok in zip(truth, right, strict=True)]
-        return paths.Path(tokens, [self._rate ** (k + 1) for k in range(len(tokens))])
+        return paths.Chain(tokens, [self._rate ** (k + 1) for k in range(len(tokens))])
 
 
 def oracle(pair: Pair, prompts: Sequence[str], *, max_tokens: int) -> dict[str, float]:
@@ -120,7 +120,7 @@ def oracle(pair: Pair, prompts: Sequence[str], *, max_tokens: int) -> dict[str, 
         ids = pair.encode(prompt)
         seen: list[tuple[int, Lattice]] = []
 
-        def watch(lattice: Lattice, seen: list[tuple[int, Lattice]] = seen) -> paths.Path:
+        def watch(lattice: Lattice, seen: list[tuple[int, Lattice]] = seen) -> paths.Chain:
             seen.append((len(pair.engine.tokens), lattice))
             return paths.greedy(lattice)
 

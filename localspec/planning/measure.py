@@ -1,9 +1,7 @@
-"""Measures what target passes and drafts cost on this machine; keeps what a pair has learnt."""
+"""Measures what target passes and drafts cost on this machine."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -12,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.engine.drafter import Drafter
-from localspec.engine.paths import Path as Chain
+from localspec.engine.paths import Chain
 from localspec.engine.target import N_BATCH, Target
-from localspec.planning.profile import SETTLED_S, Record, Staircase
-from localspec.storage import cache_dir
+from localspec.planning.cost_model import SETTLED_S, CostModel
 
 DEPTHS = (128, 640)  # tokens in memory while measuring: first the one, then the other
 BUDGET_S = 1.8  # seconds for each depth; once through all widths it takes, however long
@@ -25,33 +22,7 @@ DRAFTS = 3  # rounds of drafting a repeat, with one slot and with all
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 33)  # tokens of a pass that are timed
 
 
-class Shelf:
-    """Where the record of one `key` (files, build, threads) lies between sessions."""
-
-    def __init__(self, key: str) -> None:
-        self.path = cache_dir() / "staircase" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-    def load(self, target: Target, drafter: Drafter) -> Record | None:
-        """What is kept, if it fits this pair."""
-        try:
-            record = Record.from_json(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        n_slots = {len(record.staircase.draft) - 1, len(record.trust.promised), len(record.slots.tokens)}
-        return record if record.staircase.most == target.draft_max and n_slots == {drafter.block_size - 1} else None
-
-    def keep(self, record: Record) -> None:
-        """Write it down; a cache that cannot be written costs a measurement next time, no more."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(record.to_json()), encoding="utf-8")
-            part.replace(self.path)
-        except OSError:
-            pass
-
-
-def measure(target: Target, drafter: Drafter) -> Staircase:
+def measure(target: Target, drafter: Drafter) -> CostModel:
     """Time passes of all widths and the narrowest and widest draft with little in memory, passes then with more.
 
     Empties both memories.
@@ -75,7 +46,7 @@ def measure(target: Target, drafter: Drafter) -> Staircase:
     verify = [0.0, *np.interp(np.arange(1, most + 1), widths, rising).tolist()]
     few, *whole = (median(times) for times in first.draft.values())
     draft = np.interp(np.arange(1, drafter.block_size), list(first.draft), [min([few, *whole]), *whole])
-    return Staircase(verify, [0.0, *draft.tolist()], max(0.0, median(first.settle or [0.0])), (a, b))
+    return CostModel(verify, [0.0, *draft.tolist()], max(0.0, median(first.settle or [0.0])), (a, b))
 
 
 class _Stage:
@@ -130,7 +101,7 @@ class _Stage:
         if self._target.n_past + self._most > self._target.n_ctx:
             self._fill()
         seconds = _timed(lambda: self._target.verify(self._tokens[0], Chain(self._tokens[1:n], [])))
-        self._target.keep([0])
+        self._target.commit([0])
         return seconds
 
     def _fill(self) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ MEMORY = 0.997  # weight of the past per token seen: a half-life of 231
 PRIOR = 30.0  # tokens' worth of belief in the chances below
 
 
-class Echo(NamedTuple):
+class NgramMatch(NamedTuple):
     """`tokens` followed an earlier place that ends as the text does now: its last `matched` tokens are the same there.
 
     The first `agreed` of them also followed the place before that one.
@@ -36,17 +36,17 @@ class Echo(NamedTuple):
         return (n < self.agreed).astype(np.int64), np.minimum(self.matched + n, LONGEST)
 
 
-SILENCE = Echo([], 0, 0)
+NO_MATCH = NgramMatch([], 0, 0)
 
 
-class Suffixes:
+class NgramIndex:
     """Every run of `N` tokens of one growing text, and where it ended the last two times."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], tuple[int, int]] = {}  # run -> indices of the token behind it; 0: never
         self._n_known = 0
 
-    def propose(self, tokens: Sequence[int], most: int) -> Echo:
+    def propose(self, tokens: Sequence[int], most: int) -> NgramMatch:
         """Up to `most` tokens that followed the latest earlier place where `tokens` ended as now.
 
         `tokens` is the text of the last call, perhaps grown. The match is the longest common ending of both places,
@@ -58,20 +58,20 @@ class Suffixes:
         self._n_known = len(tokens)
         at, before = self._ends.get(tuple(tokens[-N:]), (0, 0))
         if not at or most < 1:
-            return SILENCE
+            return NO_MATCH
         matched = N
         while matched < min(LONGEST, at) and tokens[at - 1 - matched] == tokens[-1 - matched]:
             matched += 1
         latest = _onward(tokens, at, most)
         if not before:
-            return Echo(latest, matched, 0)
+            return NgramMatch(latest, matched, 0)
         earlier = _onward(tokens, before, most)
         agreed = next((i for i, (a, b) in enumerate(zip(latest, earlier, strict=True)) if a != b), most)
-        return Echo(latest[:agreed], matched, agreed) if agreed else SILENCE
+        return NgramMatch(latest[:agreed], matched, agreed) if agreed else NO_MATCH
 
 
-class Echoes:
-    """How often the tokens of echoes were right, by `Echo.kinds`: sums [2, LONGEST + 1] over the tokens seen.
+class NgramStatistics:
+    """How often the tokens of echoes were right, by `NgramMatch.kinds`: sums [2, LONGEST + 1] over the tokens seen.
 
     What is believed at first was seen with the default target on MT-Bench and HumanEval (benchmarks/echoes.py).
     """
@@ -80,16 +80,16 @@ class Echoes:
         self.right, self.tried = right, tried
 
     @classmethod
-    def fresh(cls) -> Echoes:
+    def fresh(cls) -> NgramStatistics:
         few = N / np.maximum(np.arange(LONGEST + 1), N)
         return cls(PRIOR * np.stack([1 - 0.33 * few**0.8, 1 - 0.1 * few**1.5]), np.full((2, LONGEST + 1), PRIOR))
 
-    def chances(self, echo: Echo) -> Floats:
+    def chances(self, echo: NgramMatch) -> Floats:
         """Probability of each token of an echo, those before it being right."""
         kinds = echo.kinds
         return self.right[kinds] / self.tried[kinds]
 
-    def learn(self, echo: Echo, n_right: int, n_seen: int) -> None:
+    def learn(self, echo: NgramMatch, n_right: int, n_seen: int) -> None:
         """The first `n_right` tokens of an echo were said; `n_seen` have been compared: one more, or all."""
         agreed, lengths = echo.kinds
         for i in range(n_seen):

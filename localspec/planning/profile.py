@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.planning.ngram import Echoes
+from localspec.planning.cost_model import CostModel
+from localspec.planning.ngram import NgramStatistics
 
 Floats = NDArray[np.float64]
 
@@ -17,81 +18,19 @@ PRIOR = 2.0  # rounds' worth of belief in what is promised
 TRIAL = 8  # rounds that decide whether drafting pays
 REST, LONGEST_REST = 32, 4096  # rounds the drafter then rests, doubled each time it fails again
 LISTEN = 256  # rounds before its next trial in which it takes the text in
-SETTLED_S = 0.05  # seconds of passes over one token, until they are as fast as ever again
 DOUBT = 512  # rounds before the first trial of a drafter that cannot pay by its own figures
 WHOLE = 8  # of so many blocks one is drafted whole, to see what more slots would bring
 FORGET = 0.9  # weight of the past per block drafted whole
 
 
-class Staircase:
-    """Seconds of a pass: `verify[n]` for the target over n tokens, `draft[n]` for a block of n slots (index 0: 0).
-
-    `verify` is with nothing in memory; with `attention` = (a, b) a pass over n tokens takes a + b · n seconds more for
-    each token there. After a pass over several tokens some CPUs take a while until passes over one are as fast as
-    before: `settle` seconds more, summed up. `learn` corrects the figures by what rounds really took, passes apart for
-    texts of up to 512, 1,024, 2,048, … tokens.
-    """
-
-    def __init__(
-        self,
-        verify: Sequence[float],
-        draft: Sequence[float],
-        settle: float = 0.0,
-        attention: tuple[float, float] = (0.0, 0.0),
-        corrections: Mapping[str, Sequence[float]] | None = None,
-    ) -> None:
-        self.verify, self.draft, self.settle = np.array(verify, np.float64), np.array(draft, np.float64), float(settle)
-        a, b = self._attention = (float(attention[0]), float(attention[1]))
-        self._deeper = a + b * np.arange(len(self.verify))  # seconds of a pass over n tokens per token in memory
-        self._corrections = {int(level): np.array(row, np.float64) for level, row in (corrections or {}).items()}
-
-    @property
-    def most(self) -> int:
-        """The longest draft it knows the cost of."""
-        return len(self.verify) - 2
-
-    def at(self, depth: int) -> Floats:
-        """`verify` with `depth` tokens in memory."""
-        return (self.verify + depth * self._deeper) * self._correction(depth)
-
-    def learn(self, n: int, depth: int, seconds: float) -> None:
-        """A pass over `n` tokens took `seconds`. What is far off was disturbed and teaches nothing."""
-        if n >= len(self.verify):
-            return
-        row = self._correction(depth)
-        ratio = seconds / float((self.verify[n] + depth * self._deeper[n]) * row[n])
-        if 0.4 < ratio < 2.5:
-            row *= ratio**0.01
-            row[n] *= ratio**0.04
-
-    def learn_draft(self, n_slots: int, seconds: float) -> None:
-        """Drafting, selecting and injecting took `seconds` in a round, all that is not the target's pass."""
-        self.draft *= min(max(seconds / self.draft[n_slots], 0.4), 2.5) ** 0.05
-
-    def _correction(self, depth: int) -> Floats:
-        """Factors for texts about as long; at first those for the longest shorter ones that are known."""
-        level = max(0, (depth - 1).bit_length() - 9)
-        if level not in self._corrections:
-            below = [known for known in self._corrections if known < level]
-            self._corrections[level] = (
-                self._corrections[max(below)].copy() if below else np.ones(len(self.verify), np.float64)
-            )
-        return self._corrections[level]
-
-    def to_json(self) -> dict[str, Any]:
-        corrections = {str(level): row.tolist() for level, row in self._corrections.items()}
-        costs = {"verify": self.verify.tolist(), "draft": self.draft.tolist(), "settle": self.settle}
-        return costs | {"attention": self._attention, "corrections": corrections}
-
-
-class Trust:
+class AcceptanceCalibration:
     """How far promises were kept, per slot: sums of promised probabilities of survival, and how often it survived."""
 
     def __init__(self, promised: Sequence[float], survived: Sequence[float]) -> None:
         self.promised, self.survived = np.array(promised, np.float64), np.array(survived, np.float64)
 
     @classmethod
-    def fresh(cls, n_slots: int) -> Trust:
+    def fresh(cls, n_slots: int) -> AcceptanceCalibration:
         return cls([PRIOR] * n_slots, [PRIOR] * n_slots)
 
     def ratio(self) -> Floats:
@@ -109,7 +48,7 @@ class Trust:
         self.survived[:n_survived] += 1
 
 
-class Slots:
+class DraftLength:
     """How many slots of a block to draft: the tokens and seconds [n_slots] of rounds with so many, by `learn`.
 
     Fewer slots cost less, more bring something only where long drafts pay. Every `WHOLE`th block is drafted whole, and
@@ -121,12 +60,12 @@ class Slots:
         self._turn = int(turn)
 
     @classmethod
-    def expecting(cls, staircase: Staircase, chance: float) -> Slots:
+    def expecting(cls, costs: CostModel, chance: float) -> DraftLength:
         """Nothing drafted yet, where each slot is right with `chance` if the one before is."""
-        n_slots = len(staircase.draft) - 1
+        n_slots = len(costs.draft) - 1
         slots = cls([0.0] * n_slots, [0.0] * n_slots)
         gains = np.concatenate(([0.0], np.cumprod(np.full(n_slots, chance)).cumsum()))
-        slots.learn([gains[: n + 1] for n in range(1, n_slots + 1)], staircase.draft, staircase.verify[1:])
+        slots.learn([gains[: n + 1] for n in range(1, n_slots + 1)], costs.draft, costs.verify[1:])
         return slots
 
     def take(self) -> int:
@@ -148,14 +87,14 @@ class Slots:
         return [self.tokens.tolist(), self.seconds.tolist(), self._turn]
 
 
-class Record:
+class PairProfile:
     """All of it, for one pair with these files, this build and these settings; ready for JSON."""
 
-    def __init__(self, staircase: Staircase, n_slots: int) -> None:
-        self.staircase = staircase
-        self.trust = Trust.fresh(n_slots)
-        self.slots = Slots.expecting(staircase, 1.0)
-        self.echoes = Echoes.fresh()
+    def __init__(self, costs: CostModel, n_slots: int) -> None:
+        self.costs = costs
+        self.acceptance = AcceptanceCalibration.fresh(n_slots)
+        self.draft_length = DraftLength.expecting(costs, 1.0)
+        self.ngrams = NgramStatistics.fresh()
         self._tokens = self._seconds = 0.0  # of the rounds that drafted, with `MEMORY`
         self._n_trial, self._n_rest, self._rest = 0, 0, REST
 
@@ -193,8 +132,8 @@ class Record:
 
     def expect(self, acceptance_length: float) -> None:
         """Expect this acceptance length, and begin at rest if it could not pay here, whatever a draft's length."""
-        stairs = self.staircase
-        self.slots = Slots.expecting(stairs, 1 - 1 / acceptance_length)
+        stairs = self.costs
+        self.draft_length = DraftLength.expecting(stairs, 1 - 1 / acceptance_length)
         n = np.arange(1, stairs.most + 1)
         costs = stairs.draft[np.minimum(n, len(stairs.draft) - 1)] + stairs.verify[2:]
         if (np.minimum(acceptance_length, n + 1) * stairs.verify[1] < costs).all():
@@ -205,23 +144,23 @@ class Record:
         self._n_rest -= 1
 
     def to_json(self) -> dict[str, Any]:
-        trust = {"trust": [self.trust.promised.tolist(), self.trust.survived.tolist()]}
-        echoes = {"echoes": [self.echoes.right.tolist(), self.echoes.tried.tolist()]}
+        trust = {"acceptance": [self.acceptance.promised.tolist(), self.acceptance.survived.tolist()]}
+        echoes = {"ngrams": [self.ngrams.right.tolist(), self.ngrams.tried.tolist()]}
         state = {name: getattr(self, name) for name in STATE}
-        return {"staircase": self.staircase.to_json(), "slots": self.slots.to_json(), **trust, **echoes, **state}
+        return {"costs": self.costs.to_json(), "draft_length": self.draft_length.to_json(), **trust, **echoes, **state}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Record:
+    def from_json(cls, raw: Mapping[str, Any]) -> PairProfile:
         """What `to_json` wrote; KeyError, TypeError or ValueError for anything else."""
-        record = cls(Staircase(**raw["staircase"]), len(raw["trust"][0]))
-        if min(*record.staircase.verify[1:], *record.staircase.draft[1:]) <= 0:
+        profile = cls(CostModel(**raw["costs"]), len(raw["acceptance"][0]))
+        if min(*profile.costs.verify[1:], *profile.costs.draft[1:]) <= 0:
             raise ValueError("a pass takes no time")
-        record.trust = Trust(*raw["trust"])
-        record.slots = Slots(*raw["slots"])
-        record.echoes = Echoes(*np.array(raw["echoes"], np.float64).reshape(2, *record.echoes.tried.shape))
+        profile.acceptance = AcceptanceCalibration(*raw["acceptance"])
+        profile.draft_length = DraftLength(*raw["draft_length"])
+        profile.ngrams = NgramStatistics(*np.array(raw["ngrams"], np.float64).reshape(2, *profile.ngrams.tried.shape))
         for name in STATE:
-            setattr(record, name, type(getattr(record, name))(raw[name]))
-        return record
+            setattr(profile, name, type(getattr(profile, name))(raw[name]))
+        return profile
 
 
 STATE = ("_tokens", "_seconds", "_n_trial", "_n_rest", "_rest")
