@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import tiny
 
-from localspec import terminal
-from localspec.lattice import Lattice
+from localspec.cli import terminal
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import Chain, greedy
 from localspec.llama.binding import uninterrupted
 from localspec.pair import Pair
-from localspec.paths import Path as Chain
-from localspec.paths import greedy
 
 PROMPT = "abc abc"
 
@@ -90,7 +89,7 @@ def test_ctrl_c_in_a_call_into_c_is_raised_behind_it() -> None:
 
 
 def conversation(pair: Pair, **settings: Any) -> Any:
-    return terminal._Conversation(pair.chat(), {"max_tokens": 8} | settings)
+    return terminal._Conversation(pair, pair.chat(), {"max_tokens": 8} | settings)
 
 
 def test_switching_the_drafter_off_forgets_the_bounds_of_its_drafts(pair: Pair, capsys: Any) -> None:

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from localspec.distill.collect import collect as collect_features
     from localspec.distill.evaluate import evaluate as evaluate_drafter
+    from localspec.distill.options import Options
     from localspec.distill.pipeline import distill
     from localspec.distill.pipeline import train as train_drafter
     from localspec.distill.release import release as release_drafter
     from localspec.distill.start import Shape
     from localspec.distill.store import read as read_data
     from localspec.distill.synthesise import synthesise as synthesise_chats
-    from localspec.distill.train import Options
 
 _HOME = {
-    "Options": ("train", "Options"),
+    "Options": ("options", "Options"),
     "Shape": ("start", "Shape"),
     "collect_features": ("collect", "collect"),
     "distill": ("pipeline", "distill"),

@@ -20,8 +20,8 @@ from localspec.errors import BackendError, MissingError, OptionError
 from localspec.llama import read_header
 
 if TYPE_CHECKING:
+    from localspec.distill.options import Options
     from localspec.distill.start import Shape
-    from localspec.distill.train import Options
 
 # glibc hands every large buffer back to the system and faults it in again at the next training step, which costs a
 # third of the time. It reads these when a process starts, so training runs in a child.
@@ -71,9 +71,9 @@ def distill(
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingError("training needs torch, which is not installed; run: pip install 'localspec[distill]'")
+    from localspec.distill.options import Options
     from localspec.distill.release import check_outtype, release
     from localspec.distill.start import Shape
-    from localspec.distill.train import Options
 
     target, folder = Path(target), Path(folder)
     shape = Shape(n_layers=n_layers, block_size=block_size, n_rows=vocab_size)
