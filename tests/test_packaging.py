@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for path in (ROOT / name for name in SOURCES):
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif path.exists():
             shutil.copy(path, folder)
     return folder
 
 
+def build_wheel(checkout: Path, folder: str, **environment: str) -> Path:
+    build = f"import setuptools.build_meta as b; b.build_wheel({folder!r})"
+    (checkout / folder).mkdir()
+    environment = os.environ | environment
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True, env=environment)
+    return next((checkout / folder).glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
-    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
-    (checkout / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
-    return next((checkout / "dist").glob("*.whl"))
+    return build_wheel(checkout, "dist")
 
 
 def python(code: str, folder: Path) -> str:
