@@ -1,4 +1,4 @@
-"""The one part of localspec that is compiled: `localspec/native`, as one shared library beside the module that loads it.
+"""The one part of localspec that is compiled: `localspec/native`, as one library beside the module that loads it.
 
 It is optional: without a compiler, or where it does not compile, localspec is installed without it and says so in
 `localspec doctor`. It is no Python extension: it is not linked with Python, nor with llama.cpp, whose symbols it finds

@@ -16,7 +16,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+SOURCES = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "localspec",
+    "models",
+    "convert",
+    "cli.py",
+    "Makefile",
+    "tools",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-"""Does this build's AMX code work? Tried once in a child process, because where it does not, it kills the process.
+"""Does compiled code that may not fit this machine work here? Tried once in a child process, which it may kill.
 
-GCC 12 and older believe that `ldtilecfg` reads 8 of its 64 bytes and drop the other stores as dead: the first decode of
-two tokens then dies in ggml's AMX kernels. Working, they are worth three times the speed on a CPU that has AMX; models
-opened with `use_extra_bufts = False` stay clear of them.
+The verdict is kept in the cache, under everything it depends on.
+
+One such code is ggml's for AMX: GCC 12 and older believe that `ldtilecfg` reads 8 of its 64 bytes and drop the other
+stores as dead; the first decode of two tokens then dies. Working, it is worth three times the speed; models opened with
+`use_extra_bufts = False` stay clear of it. The other is localspec's own (`native`).
 """
 
 from __future__ import annotations
@@ -17,30 +19,57 @@ from pathlib import Path
 from localspec.llama.binding import has_amx, library_folder
 from localspec.storage import cache_dir
 
+WORKS = "works"
+WRONG = 3  # exit status of a child whose numbers were wrong
+
 
 @cache
 def safe_to_repack() -> bool:
-    """True unless ggml would repack weights for AMX code that crashes. The verdict on a library is kept."""
-    if not has_amx():
-        return True
-    verdict = _verdict_file()
-    if not verdict.exists():
-        child = subprocess.run(
-            [sys.executable, "-m", "localspec.llama.selftest_child"], capture_output=True, stdin=subprocess.DEVNULL
-        )
-        if child.returncode > 0 and child.returncode < 128:
-            return False  # it could not even try: stay clear of AMX, but keep no verdict
-        try:
-            verdict.parent.mkdir(parents=True, exist_ok=True)
-            part = verdict.with_suffix(f".{os.getpid()}")
-            part.write_text("works" if child.returncode == 0 else "crashes", encoding="ascii")
-            part.replace(verdict)
-        except OSError:
-            return child.returncode == 0  # a read-only home only means to try again next time
-    return verdict.read_text(encoding="ascii") == "works"
+    """True unless ggml would repack weights for AMX code that crashes."""
+    return not has_amx() or tried("amx", key(), "localspec.llama.selftest_child") == WORKS
 
 
-def _verdict_file() -> Path:
-    libraries = sorted(library_folder().glob("*ggml-cpu*"))
-    key = "\0".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in libraries)
-    return cache_dir() / "amx" / hashlib.sha256(key.encode()).hexdigest()[:32]
+def key(*others: Path | str) -> str:
+    """What a verdict depends on: ggml's libraries, and `others` (files by their size and time)."""
+    files = [*sorted(library_folder().glob("*ggml*")), *(other for other in others if isinstance(other, Path))]
+    stats = [f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return "\0".join([*stats, *(other for other in others if isinstance(other, str))])
+
+
+def tried(kind: str, key: str, module: str) -> str:
+    """`WORKS`, or what went wrong where `module` was run in a child process, as the end of a sentence."""
+    verdict = _file(kind, key)
+    if verdict.exists():
+        return verdict.read_text(encoding="utf-8")
+    child = subprocess.run(
+        [sys.executable, "-m", module], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+    )
+    words = _words(child)
+    if child.returncode in (0, WRONG) or not 0 < child.returncode < 128:  # else it could not even try
+        keep(kind, key, words)
+    return words
+
+
+def _words(child: subprocess.CompletedProcess[str]) -> str:
+    if child.returncode == 0:
+        return WORKS
+    last = (child.stderr.strip().splitlines() or [f"status {child.returncode}"])[-1][:200]
+    if child.returncode == WRONG:
+        return f"computes wrong numbers here ({last})"
+    return f"could not be tried ({last})" if 0 < child.returncode < 128 else f"crashes here ({last})"
+
+
+def keep(kind: str, key: str, words: str) -> None:
+    """Remember a verdict."""
+    verdict = _file(kind, key)
+    try:
+        verdict.parent.mkdir(parents=True, exist_ok=True)
+        part = verdict.with_suffix(f".{os.getpid()}")
+        part.write_text(words, encoding="utf-8")
+        part.replace(verdict)
+    except OSError:
+        return  # a read-only home only means to try again next time
+
+
+def _file(kind: str, key: str) -> Path:
+    return cache_dir() / kind / hashlib.sha256(key.encode()).hexdigest()[:32]
