@@ -50,6 +50,11 @@ def tried(kind: str, key: str, module: str) -> str:
     return words
 
 
+def is_known(kind: str, key: str) -> bool:
+    """Whether there is a verdict."""
+    return _file(kind, key).exists()
+
+
 def _words(child: subprocess.CompletedProcess[str]) -> str:
     if child.returncode == 0:
         return WORKS
