@@ -18,6 +18,7 @@ import tiny
 from hub import COMMIT, Hub, sha256
 
 import localspec
+from localspec import storage
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
 from localspec.hub import huggingface, registry, sources, transfer
 from localspec.hub import pull as fetch
