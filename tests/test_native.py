@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from localspec.cli.main import main
 from localspec.evaluation import doctor
 from localspec.llama import native, native_child, selftest
+from localspec.storage import recall
 
 ROOT = Path(__file__).parent.parent
 UNDEFINED = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
@@ -193,7 +194,7 @@ def test_wrong_numbers_are_a_verdict(fresh: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_what_could_not_be_tried_is_tried_again(fresh: pytest.MonkeyPatch) -> None:
     assert selftest.tried("native", "key", "localspec.no_such_module").startswith("could not be tried")
-    assert not selftest.is_known("native", "key")
+    assert recall("native", "key") is None
 
 
 def test_the_command_line_says_it_in_a_sentence(fake: Callable[..., Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from localspec.errors import LocalspecWarning
 from localspec.llama import selftest
 from localspec.llama.binding import PINNED, C
+from localspec.storage import recall, remember
 
 KIND = "native"  # of its verdicts
 OFF = "off"
@@ -89,18 +90,22 @@ def identity() -> str:
 
 def distrust(words: str) -> None:
     """Leave it off on this machine from now on, because it `words`; says so in a LocalspecWarning."""
-    selftest.keep(KIND, _key(), words)
+    remember(KIND, _key(), words)
+    _distrusted.append(words)  # for this process at least: the cache may be read-only
     state.cache_clear()
     _warn(words)
+
+
+_distrusted: list[str] = []
 
 
 def _try() -> None:
     """Raise UnusableError unless it works in a child process; say so in a LocalspecWarning the first time."""
     key = _key()
-    is_known = selftest.is_known(KIND, key)
-    words = selftest.tried(KIND, key, "localspec.llama.native_child")
+    is_known = recall(KIND, key) is not None
+    words = _distrusted[0] if _distrusted else selftest.tried(KIND, key, "localspec.llama.native_child")
     if words != selftest.WORKS:
-        if not is_known:
+        if not is_known and not _distrusted:
             _warn(words)
         raise UnusableError(words, SLOWER)
 

@@ -6,7 +6,6 @@ check of ours can foresee them all; so the first load of a file happens in a chi
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from localspec.errors import ModelError
 from localspec.llama import native, system_info
-from localspec.storage import cache_dir
+from localspec.storage import recall, remember
 
 
 def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) -> None:
@@ -25,7 +24,7 @@ def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) 
     Files that a load refuses in the ordinary way pass here: the caller's own load will say why.
     """
     paths = [target.absolute(), *([drafter.absolute()] if drafter else [])]
-    if _verdict_file(paths, gpu_layers).exists():
+    if recall("probed", _identity(paths, gpu_layers)) is not None:
         return
     child = _run(paths, gpu_layers)
     if not _survived(child):
@@ -36,7 +35,7 @@ def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) 
         if native.is_loaded():
             raise ModelError(f"localspec's native part crashes on {names} ({words}); start again, without it now.")
     if child.returncode == 0:
-        _remember(_verdict_file(paths, gpu_layers))
+        remember("probed", _identity(paths, gpu_layers), "")
 
 
 def _run(paths: Sequence[Path], gpu_layers: int, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,22 +54,18 @@ def _survived(child: subprocess.CompletedProcess[str]) -> bool:
     return 0 <= child.returncode <= 2
 
 
-def _verdict_file(paths: Sequence[Path], gpu_layers: int) -> Path:
-    """Where the verdict on these very files, on this build of llama.cpp, is kept."""
-    key = [system_info(), native.identity(), str(gpu_layers)]
-    for path in paths:
-        stat = path.stat()
-        key += [str(path), str(stat.st_size), str(stat.st_mtime_ns)]
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
-    return cache_dir() / "probed" / name
-
-
-def _remember(verdict: Path) -> None:
-    try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        verdict.touch()
-    except OSError:
-        return  # a read-only home only means to probe again next time
+def _identity(paths: Sequence[Path], gpu_layers: int) -> str:
+    """These very files on this build of llama.cpp."""
+    stats = [path.stat() for path in paths]
+    return repr(
+        (
+            system_info(),
+            native.identity(),
+            gpu_layers,
+            list(map(str, paths)),
+            [(s.st_size, s.st_mtime_ns) for s in stats],
+        )
+    )
 
 
 def _last_words(stderr: str) -> str:
