@@ -53,6 +53,13 @@ class Model:
         return self._model
 
     @property
+    def arch(self) -> str:
+        """The architecture its file names."""
+        text = ctypes.create_string_buffer(256)
+        C.llama_model_meta_val_str(self.pointer, b"general.architecture", text, len(text))
+        return text.value.decode()
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template in the file, if there is one."""
         text = C.llama_model_chat_template(self.pointer, None)

@@ -9,6 +9,7 @@ stores as dead; the first decode of two tokens then dies. Working, it is worth t
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
@@ -38,7 +39,14 @@ def tried(kind: str, key: str, module: str, *arguments: str) -> str:
     """`WORKS`, or what went wrong where `module` was run in a child process, as the end of a sentence."""
     if (words := recall(kind, key)) is None:
         command = [sys.executable, "-m", module, *arguments]
-        child = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+        child = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # takes seconds where there is a debugger
+        )
         words = _words(child)
         if child.returncode in (0, WRONG) or not 0 < child.returncode < 128:  # else it could not even try
             remember(kind, key, words)
