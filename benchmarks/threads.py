@@ -12,15 +12,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from common import arguments
 
+from localspec.hub import registry
+from localspec.llama import Context, Model
+
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
 SETTINGS = ("ours", "GOMP_SPINCOUNT=300000", *(f"GOMP_SPINCOUNT={n}" for n in (100, 300, 1000, 3000, 10000)))
 BESIDE = ("alone", "busy", "second")
+DEPTH = 256  # tokens of context, so that it is the weights that are read
 BUSY = "while True: pass"
 
 
@@ -50,32 +55,36 @@ def main() -> None:
         )
 
 
-def decode(model: Path | None, n_threads: int | None, seconds: float) -> float:
+def decode(model: str | None, n_threads: int | None, seconds: float) -> float:
     """Tokens a second of plain decoding, after a tenth of the time to warm up."""
-    from localspec.hub import registry
-    from localspec.llama import Context, Model
-
-    path = model or registry.get(registry.DEFAULT).target_path()
-    with Model(path) as weights, Context(weights, n_ctx=4096, n_batch=64, n_threads=n_threads, exact=True) as context:
-        began, n = perf_counter(), 0
-        while (now := perf_counter() - began) < 1.1 * seconds:
-            if now < 0.1 * seconds:
-                n, warm = 0, now
-            context.decode([100 + n % 1000], n % 4000)
-            context.logits(1)
-            n += 1
-            if n % 4000 == 0:
-                context.clear()
-        return n / (perf_counter() - began - warm)
+    path = Path(model) if model else registry.get(registry.DEFAULT).target_path()
+    with Model(path) as weights, Context(weights, n_ctx=DEPTH, n_batch=64, n_threads=n_threads, exact=True) as context:
+        for _ in answer(context, seconds / 10):
+            pass
+        began = perf_counter()
+        n = sum(1 for _ in answer(context, seconds))
+        return n / (perf_counter() - began)
 
 
-def measure(setting: str, beside: str, model: Path | None, n_threads: int | None, seconds: float) -> float:
+def answer(context: Context, seconds: float) -> Iterator[int]:
+    """Decode token after token for some time, from the beginning again where the context is full."""
+    ends = perf_counter() + seconds
+    for i in count():
+        if perf_counter() > ends:
+            return
+        if i % DEPTH == 0:
+            context.clear()
+        context.decode([100 + i % 1000], i % DEPTH)
+        yield i
+
+
+def measure(setting: str, beside: str, model: str | None, n_threads: int | None, seconds: float) -> float:
     """One child's figure."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     if setting != "ours":
         environment |= [setting.split("=")]
     command = [sys.executable, __file__, "--child", "--seconds", str(seconds)]
-    command += ["--model", str(model)] if model else []
+    command += ["--model", model] if model else []
     command += ["--threads", str(n_threads)] if n_threads else []
     long = [*command, "--seconds", str(4 * seconds + 10)]
     other = {"alone": None, "busy": [sys.executable, "-c", BUSY], "second": long}[beside]
