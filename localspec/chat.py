@@ -11,7 +11,7 @@ from localspec.answer import Chunk, Result, Stream
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Vocab
 from localspec.options import Options
-from localspec.text import ChatTemplate, Message
+from localspec.template import ChatTemplate, Message
 
 
 class Speaker(Protocol):

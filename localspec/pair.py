@@ -27,7 +27,8 @@ from localspec.planning import measure
 from localspec.planning.auto import Auto, Bounds
 from localspec.planning.profile import PairProfile
 from localspec.planning.store import ProfileStore
-from localspec.text import ChatTemplate, Message, TextStream, encode_plain
+from localspec.template import ChatTemplate, Message
+from localspec.text import TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
 CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
