@@ -37,9 +37,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, vocab: Vocab, *, thinking: bool | None = None) -> None:
         self.source, self.vocab = source, vocab
-        self._variables: dict[str, Any] = {"tools": None, "documents": None}  # as transformers renders
-        if thinking is not None:
-            self._variables["enable_thinking"] = thinking
+        self._variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
 
     def render(self, messages: Sequence[Message], *, generate: bool = True, **variables: Any) -> str:
         """The conversation as the model reads it, names of special tokens in messages broken up by `GUARD`.
@@ -60,10 +58,15 @@ class ChatTemplate:
         return whole if self._tokens_named(whole) == self._tokens_named(apart) else apart
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
+        """With no tools as transformers says it; templates that want some may still do without, as in llama.cpp."""
         template = self._template
         try:
-            return template.render(**variables, messages=messages)
-        except Exception as error:  # a template is a program: it can fail in any way
+            return template.render({"tools": None, "documents": None} | variables, messages=messages)
+        except Exception:  # a template is a program: it can fail in any way
+            pass
+        try:
+            return template.render(variables, messages=messages)
+        except Exception as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise TemplateError(f"the model's chat template refuses these messages: {reason}.") from error
 

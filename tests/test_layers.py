@@ -27,14 +27,17 @@ LAYERS: dict[str, set[str]] = {
     "engine": {"llama"},
     "hub": {"dflash", "llama", "machine", "storage"},
     "planning": {"engine", "storage"},
-    "text": {"llama"},
+    "textfile": set(),
+    "reasoning": set(),
+    "text": {"llama", "reasoning"},
+    "template": {"llama", "reasoning"},
     "answer": {"engine"},
     "options": {"engine", "text"},
-    "chat": {"answer", "llama", "options", "text"},
-    "pair": {"answer", "chat", "dflash", "engine", "llama", "options", "planning", "text"},
+    "chat": {"answer", "options", "template"},
+    "pair": {"answer", "chat", "dflash", "engine", "llama", "options", "planning", "template", "text"},
     "loading": {"dflash", "hub", "llama", "machine", "options", "pair", "storage"},
     "convert": {"dflash", "llama"},
-    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "text"},
+    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "template", "text"},
 }
 LAYERS["evaluation"] = LAYERS.keys() - {"convert", "distill"}
 LAYERS["__init__"] = LAYERS.keys() - {"convert", "distill", "evaluation"}

@@ -12,7 +12,8 @@ from fakes import EOG, FakeVocab
 
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Model
-from localspec.text import GUARD, ChatTemplate, Limits, TextStream, encode_plain
+from localspec.template import GUARD, ChatTemplate
+from localspec.text import Limits, TextStream, encode_plain
 
 USER = {"role": "user", "content": "the sea"}
 

@@ -11,6 +11,7 @@ from localspec.engine.stats import Stats, total
 from localspec.errors import LocalspecError
 from localspec.options import Options
 from localspec.pair import Pair
+from localspec.textfile import without_mark
 
 HELP = """\
 /help           this list
@@ -92,7 +93,7 @@ def converse(pair: Pair, settings: Options, *, system: str | None) -> None:
     """Chat on a terminal, or answer the lines of a piped stdin one after the other."""
     talk = Conversation(pair, pair.chat(system=system), settings)
     if not sys.stdin.isatty():
-        for line in sys.stdin:
+        for line in map(without_mark, sys.stdin):
             if line.strip() and not talk.turn(line.strip()):
                 return
         return
