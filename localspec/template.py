@@ -138,7 +138,8 @@ class ChatTemplate:
         role = message["role"]
         safe = {name: self._mark(x, role, strict) if isinstance(x, str) else x for name, x in message.items()}
         if reasoning := safe.get("reasoning_content") or safe.get("thinking"):
-            safe = {"thinking": reasoning, "reasoning": reasoning, **safe, "reasoning_content": reasoning}
+            other = {"reasoning": reasoning} if re.search(r"\breasoning\b", self.source) else {}
+            safe = {"thinking": reasoning} | other | safe | {"reasoning_content": reasoning}
         return safe
 
     def _mark(self, text: str, role: str, strict: bool = False) -> str:
