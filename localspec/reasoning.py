@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 
 TOKEN = "\ufdd1"  # a Unicode noncharacter before each special token, so that its name spelt out is not taken for it
 
@@ -31,7 +32,7 @@ class Channels:
     message: str = ""
     headed: bool = False
 
-    @property
+    @cached_property
     def marks(self) -> tuple[str, ...]:
         return (*self.reasoning, *self.answer, *self.between, *((self.message,) if self.message else ()))
 
@@ -152,6 +153,9 @@ class ReasoningParser:
 
     def feed(self, text: str) -> None:
         """Take the next piece of text."""
+        if not self.channels.marks:
+            self._answer += text
+            return
         self._held += text
         while self._step():
             pass
