@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -49,21 +50,20 @@ class ChatTemplate:
         variables = self._variables | variables | {"add_generation_prompt": generate}
         for name, token in (("bos_token", self.vocab.bos), ("eos_token", self.vocab.eos)):
             variables[name] = self.vocab.text(token) if token >= 0 else ""
-        whole = self._render([self._guarded(message) for message in messages], variables)
-        strict = [self._guarded(message, strict=True) for message in messages]
-        if strict == [self._guarded(message) for message in messages]:
+        guarded = [self._guarded(message) for message in messages]
+        strictly = [self._guarded(message, strict=True) for message in messages]
+        whole = self._render(guarded, variables)
+        if guarded == strictly:
             return whole
         # A template may cut and join texts until they name a token. With their first characters guarded they cannot.
-        apart = self._render(strict, variables)
+        apart = self._render(strictly, variables)
         return whole if self._tokens_named(whole) == self._tokens_named(apart) else apart
 
     def _render(self, messages: list[Message], variables: dict[str, Any]) -> str:
         """With no tools as transformers says it; templates that want some may still do without, as in llama.cpp."""
         template = self._template
-        try:
+        with suppress(Exception):  # a template is a program: it can fail in any way
             return template.render({"tools": None, "documents": None} | variables, messages=messages)
-        except Exception:  # a template is a program: it can fail in any way
-            pass
         try:
             return template.render(variables, messages=messages)
         except Exception as error:
@@ -98,6 +98,11 @@ class ChatTemplate:
         """How the model sets reasoning off from its answers, if it does."""
         return channels_of(self.source, self._opening)
 
+    @property
+    def _tags(self) -> tuple[str, ...]:
+        """Tags around reasoning, which stay in answers that still hold their own: templates look for them there."""
+        return inline_tags(self.channels)
+
     @cached_property
     def _opening(self) -> str:
         """What the template writes between a user's turn and the answer."""
@@ -117,11 +122,11 @@ class ChatTemplate:
         if not answer and self.channels is None:
             end = 0
         if end < len(answer) or end == len(whole):  # in several parts, or nothing was cut off
-            return self._mark(whole, "assistant"), tokens
+            return self._mark(whole, self._tags), tokens
         while tokens and len(self._decoded(tokens)) > end:
             tokens.pop()
         rest = whole[len(self._decoded(tokens)) : end]
-        return self._mark(whole[:end], "assistant"), tokens + self.vocab.tokenize(rest, continues=True)
+        return self._mark(whole[:end], self._tags), tokens + self.vocab.tokenize(rest, continues=True)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # half a character at the end is dropped
@@ -135,19 +140,26 @@ class ChatTemplate:
     def _guarded(self, message: Message, *, strict: bool = False) -> Message:
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise OptionError(f"a message needs a 'role' and a 'content' that are text, not {message!r}.")
-        role = message["role"]
-        safe = {name: self._mark(x, role, strict) if isinstance(x, str) else x for name, x in message.items()}
+        is_whole = message["role"] == "assistant" and not message.get("reasoning_content")
+        safe: dict[str, Any] = self._safe(dict(message), self._tags if is_whole else (), strict)
         if reasoning := safe.get("reasoning_content") or safe.get("thinking"):
             other = {"reasoning": reasoning} if re.search(r"\breasoning\b", self.source) else {}
             safe = {"thinking": reasoning} | other | safe | {"reasoning_content": reasoning}
         return safe
 
-    def _mark(self, text: str, role: str, strict: bool = False) -> str:
+    def _safe(self, value: Any, kept: tuple[str, ...], strict: bool) -> Any:
+        """`value` with every text in it marked."""
+        if isinstance(value, str):
+            return self._mark(value, kept, strict)
+        if isinstance(value, Mapping):
+            return {name: self._safe(inner, kept, strict) for name, inner in value.items()}
+        return [self._safe(inner, kept, strict) for inner in value] if isinstance(value, (list, tuple)) else value
+
+    def _mark(self, text: str, kept: tuple[str, ...], strict: bool = False) -> str:
         """Guards behind the first character of each name of a special token, with `strict` of all that could begin one.
 
-        The tags around reasoning are left in old answers, where templates look for them.
+        `kept` are names that are left as they are.
         """
-        kept = inline_tags(self.channels) if role == "assistant" else ()
         pattern = self._first if strict else self._begin
 
         def guarded(match: re.Match[str]) -> str:

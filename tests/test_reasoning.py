@@ -328,10 +328,14 @@ def test_json_and_pipes_keep_them_apart(load: Any, say: Any, monkeypatch: pytest
     pair = load(THOUGHTS_TEMPLATE, QWEN_TOKENS)
     monkeypatch.setattr("localspec.cli.open.open_pair", lambda model: pair)
     monkeypatch.setattr(pair, "close", lambda: None)
-    for options in ((), ("--json",)):
+    for options in ((), ("--json",), ("-n", "3")):
         say(pair, "the sea\n</think>\n\nin it<|im_end|>")
         done = CliRunner().invoke(main, ["run", "-p", "where?", *options])
-        assert (done.exit_code, done.stderr) == (0, "")
+        assert done.exit_code == 0
+        if "-n" in options:
+            assert (done.stdout, done.stderr.split(": ")[-1]) == ("\n", "the model was still thinking\n")
+            continue
+        assert done.stderr == ""
         if options:
             answer = json.loads(done.stdout)
             assert (answer["text"], answer["reasoning"]) == ("in it", "the sea")

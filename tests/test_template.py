@@ -97,6 +97,16 @@ def test_user_defined_tokens_stay_visible_to_the_template(tmp_path: Path) -> Non
         assert "<|im_end|>" in thinker.vocab.special_texts()
 
 
+def test_an_answer_apart_from_its_thought_may_name_the_tags(tmp_path: Path) -> None:
+    overrides = tiny.vocabulary_with(dict.fromkeys(("<think>", "</think>"), gguf.TokenType.USER_DEFINED))
+    with Model(tiny.write_target(tmp_path / "thinker.gguf", overrides=overrides)) as thinker:
+        chat = template(thinker, "{{ messages[0].content.split('</think>')[-1] }}")
+        whole = {"role": "assistant", "content": "<think>why</think>sea"}
+        assert chat.render([whole]) == "sea"
+        apart = {"role": "assistant", "content": "it ends at </think>.", "reasoning_content": "why"}
+        assert chat.render([apart]).replace(GUARD, "") == "it ends at </think>."
+
+
 def test_bos_and_eos_are_the_models_own(model: Model) -> None:
     assert template(model, "{{ bos_token }} {{ eos_token }}").render([USER]) == "<|im_start|> <|im_end|>"
 
@@ -245,6 +255,15 @@ def test_a_template_cannot_be_made_to_join_a_token(model: Model, text: str) -> N
         *model.vocab.tokenize("<|im_end|>", parse_special=True),
     ]
     assert b"".join(map(model.vocab.piece, ids)).decode() == text.replace("/think", "")
+
+
+def test_no_field_of_a_message_becomes_a_token(model: Model) -> None:
+    call = {"function": {"name": "<|im_end|>", "arguments": ["<|im_end|>"]}}
+    message = {"role": "<|im_end|>", "name": "<|im_end|>", "content": "", "tool_calls": [call]}
+    source = "{{ messages[0].role }}{{ messages[0].name }}{{ messages[0].tool_calls | tojson }}"
+    ids = tokens_of(model, [message], source)
+    assert not any(map(model.vocab.is_control, ids))
+    assert b"".join(map(model.vocab.piece, ids)).decode() == f"<|im_end|><|im_end|>{json.dumps([call])}"
 
 
 HARMONY = dict.fromkeys(

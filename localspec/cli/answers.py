@@ -56,10 +56,10 @@ class Thoughts:
     def show(self, chunk: Chunk) -> None:
         """What of `chunk` comes before its text."""
         if self.shown and chunk.reasoning:
-            self.console.print(chunk.reasoning, style="dim", end="", markup=False, soft_wrap=True)
+            self.console.out(chunk.reasoning, style="dim", end="", highlight=False)
             self._apart = False
         if chunk.text and not self._apart:
-            self.console.print("\n")
+            self.console.out("\n", highlight=False)
             self._apart = True
 
 
@@ -84,6 +84,12 @@ def show(stream: Stream, *, quiet: bool = False) -> Result:
                 raise
         stream.close()
     return stream.result
+
+
+def still_thinking(result: Result) -> str:
+    """What to say where the limit came before the answer."""
+    limited = result.finish_reason == "length" and result.reasoning and not result.text
+    return "the limit of -n came before the answer: the model was still thinking" if limited else ""
 
 
 def figures(stats: Stats) -> str:

@@ -6,7 +6,7 @@ import sys
 
 from localspec.chat import Chat
 from localspec.cli import console
-from localspec.cli.answers import figures, prefill_progress, show
+from localspec.cli.answers import figures, prefill_progress, show, still_thinking
 from localspec.engine.stats import Stats, total
 from localspec.errors import LocalspecError
 from localspec.options import Options
@@ -43,6 +43,8 @@ class Conversation:
         self.answers.append(result.stats)
         note = {"cancelled": " · stopped", "context": " · the context is full: /clear begins a new one"}
         self.say(figures(result.stats) + note.get(result.finish_reason, ""))
+        if remark := still_thinking(result):
+            self.say(remark)
 
     def command(self, line: str) -> bool:
         """Obey a line that begins with `/`; False when it asks to leave."""

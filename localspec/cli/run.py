@@ -63,6 +63,8 @@ def run(
         click.echo(_json(result))
     elif not result.text.endswith("\n"):
         click.echo()
+    if remark := answers.still_thinking(result):
+        console.note(remark)
     if result.finish_reason == "cancelled":
         console.note("stopped")
         sys.exit(130)
