@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Generator
 from pathlib import Path
 from typing import Protocol, Unpack
 
 from localspec.answer import Chunk, Result, Stream
 from localspec.errors import OptionError, TemplateError
-from localspec.llama import Vocab
 from localspec.options import Options
-from localspec.text import ChatTemplate, Message
+from localspec.template import ChatTemplate, Message
 
 
 class Speaker(Protocol):
@@ -19,8 +17,6 @@ class Speaker(Protocol):
 
     @property
     def template(self) -> ChatTemplate | None: ...
-    @property
-    def vocab(self) -> Vocab: ...
     @property
     def target_path(self) -> Path: ...
     def stream(self, prompt: list[int], **options: Unpack[Options]) -> Stream: ...
@@ -33,6 +29,12 @@ def need_template(pair: Speaker) -> ChatTemplate:
             f"{pair.target_path.name} has no chat template, so it cannot chat; use `localspec run` with plain text."
         )
     return pair.template
+
+
+def answer_message(result: Result) -> Message:
+    """An answer as a message of the conversation, for the template to show again as it sees fit."""
+    message = {"role": "assistant", "content": result.text}
+    return message | {"reasoning_content": result.reasoning} if result.reasoning else message
 
 
 class Chat:
@@ -72,23 +74,16 @@ class Chat:
         finally:
             result = stream.result
             if result.tokens:  # else it was interrupted before the first word: as if it had not been asked
-                self.messages = [*turn, {"role": "assistant", "content": result.text}]
-                self._said.append((rendered + result.text, ids + self._words(result)))
-
-    def _words(self, result: Result) -> list[int]:
-        """The answer as it was said, or made from its text where that was cut short (at a stop string)."""
-        vocab = self.pair.vocab
-        said = [token for token in result.tokens if not vocab.is_eog(token)]
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # as the stream: half a character is dropped
-        spoken = decode(b"".join(map(vocab.piece, said)))
-        return said if spoken == result.text else vocab.tokenize(result.text)
+                said, words = self._template.said(result.tokens, result.text)
+                self.messages = [*turn, answer_message(result)]
+                self._said.append((rendered + said, ids + words))
 
     def _tokens(self, rendered: str) -> list[int]:
         """Tokens of the conversation: as they were said up to the last answer, then the text that is new."""
         if self._said:
             text, ids = self._said[-1]
             if rendered.startswith(text):
-                return ids + self._template.tokenize(rendered[len(text) :])
+                return ids + self._template.tokenize(rendered[len(text) :], continues=True)
         return self._template.tokenize(rendered)  # the template rewrites old turns: re-read from where it differs
 
     def undo(self) -> str:

@@ -27,7 +27,8 @@ from localspec.planning import measure
 from localspec.planning.auto import Auto, Bounds
 from localspec.planning.profile import PairProfile
 from localspec.planning.store import ProfileStore
-from localspec.text import ChatTemplate, Message, TextStream, encode_plain
+from localspec.template import ChatTemplate, Message
+from localspec.text import TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
 CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
@@ -137,7 +138,7 @@ class Pair:
         return Stream(self._chunks(ids, settings, result), result)
 
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
-        text = TextStream(self.vocab, settings.limits)
+        text = TextStream(self.vocab, settings.limits, self.template.parser(ids) if self.template else None)
         sampler = Sampler(settings.sampling)
         pool = settings.drafts and self._needs_pool(ids, settings)
         plan = self._plan(settings, sampler, pool=pool)
@@ -152,13 +153,17 @@ class Pair:
             result.stats.add(round)
             result.stats.n_parked += round.n_drafted == 0 and plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
+            thought = text.reasoning()
             result.text += piece
+            result.reasoning += thought
             result.tokens += round.tokens
-            yield Chunk(piece, round.tokens, round.n_accepted)
+            yield Chunk(piece, round.tokens, round.n_accepted, thought)
         result.finish_reason = text.finish_reason or "context"
-        if rest := text.flush():
+        rest, thought = text.flush(), text.reasoning()
+        if rest or thought:
             result.text += rest
-            yield Chunk(rest, [], 0)
+            result.reasoning += thought
+            yield Chunk(rest, [], 0, thought)
 
     def _needs_pool(self, ids: list[int], settings: Settings) -> bool:
         """Whether this answer may ask the drafter.
