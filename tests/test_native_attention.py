@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from ggml_graph import BF16, F16, F32, Array, Graph, decode, encode, instruction_set, stock_attention
 
 from localspec.llama import native
-from ggml_graph import BF16, F16, F32, Array, Graph, decode, encode, instruction_set, stock_attention
 
 Floats = npt.NDArray[np.float32]
 AVX2, AVX512 = 1, 3
