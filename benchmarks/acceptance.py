@@ -14,14 +14,14 @@ import numpy as np
 from common import arguments, load_pair, read_set
 from numpy.typing import NDArray
 
-from localspec import paths
-from localspec.generate import generate
-from localspec.lattice import Lattice
-from localspec.ngram import repeats
+from localspec.engine import paths
+from localspec.engine.generate import generate
+from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Fixed
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.target import MAX_LEAVES
 from localspec.pair import Pair
-from localspec.planner import Fixed
-from localspec.sampling import Sampler, SamplingParams
-from localspec.target import MAX_LEAVES
+from localspec.planning.ngram import repeats
 from localspec.text import Limits, TextStream
 
 
@@ -47,7 +47,7 @@ def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
     ids, n_slots = pair.encode(prompt), pair.block_size - 1
     engine, pools = pair.engine, []
 
-    def watch(pool: Lattice, _: int) -> paths.Path:
+    def watch(pool: Lattice, _: int) -> paths.Chain:
         pools.append(pool)
         return paths.NOTHING
 

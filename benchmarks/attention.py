@@ -14,7 +14,7 @@ import numpy as np
 from common import arguments
 from numpy.typing import NDArray
 
-from localspec import models
+from localspec.hub import registry
 from localspec.llama import Context, Model
 
 WIDTHS = (1, 4, 8)
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--depths", default="200,600,1500")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
-    path = args.model or models.get(models.DEFAULT).target_path()
+    path = args.model or registry.get(registry.DEFAULT).target_path()
     tokens = np.random.default_rng(0).integers(100, 40_000, 4096).astype(np.int32)
     with Model(path) as model:
         ways = {"plain": {"flash": False}, "flash": {"flash": True}, "exact": {"exact": True}}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from localspec import prompts
-from localspec.pair import Pair, load
+from localspec.evaluation import prompts
+from localspec.loading.load import load
+from localspec.pair import Pair
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

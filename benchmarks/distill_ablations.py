@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from localspec import prompts
-from localspec.bench import bench
 from localspec.distill import Options, Shape, evaluate_drafter, read_data, train_drafter
 from localspec.distill.export import export, provenance
 from localspec.distill.pipeline import KEEP_MEMORY
 from localspec.distill.start import TargetFile, fresh_drafter
 from localspec.distill.train import Trained, Trainer
 from localspec.distill.windows import split
+from localspec.evaluation import prompts
+from localspec.evaluation.bench import bench
 from localspec.pair import Pair
 
 Changes = Mapping[str, Any]

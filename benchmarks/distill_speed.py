@@ -15,8 +15,8 @@ from typing import Any
 
 from common import arguments
 
-from localspec import models
 from localspec.distill import Options, Shape, synthesise_chats, train_drafter
+from localspec.hub import registry
 
 
 def rows(log: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--layers", type=lambda text: [int(n) for n in text.split(",")], default=[2, 3])
     parser.add_argument("--vocab-size", type=int, default=8192)
     args = parser.parse_args()
-    target = Path(args.model) if args.model else models.get(models.DEFAULT).target_path()
+    target = Path(args.model) if args.model else registry.get(registry.DEFAULT).target_path()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rate = written(target, folder / "data", args.minutes, args.threads)

@@ -1,7 +1,7 @@
 """How often what followed an earlier place that ends alike follows again, in greedy answers of the default target.
 
 One column where one earlier place is known, one where the latest two agree (where they do not, nothing is sent). These
-figures are what `localspec.ngram.Echoes` believes at first.
+figures are what `localspec.ngram.NgramStatistics` believes at first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 
 from common import arguments, load_pair, read_set
 
-from localspec.ngram import LONGEST, Suffixes
+from localspec.planning.ngram import LONGEST, NgramIndex
 
 WIDTHS = {3: "3", 4: "4", 5: "5", **dict.fromkeys(range(6, 10), "6 … 9"), **dict.fromkeys(range(10, 16), "10 … 15")}
 
@@ -27,7 +27,7 @@ def main() -> None:
         for prompt in (text for name in args.sets.split(",") for text in read_set(args, name, args.count)):
             ids = pair.encode(prompt)
             text = ids + pair.generate(ids, max_tokens=args.predict, spec=False).tokens
-            suffixes = Suffixes()
+            suffixes = NgramIndex()
             for n in range(len(ids), len(text)):
                 echo = suffixes.propose(text[:n], 1)
                 if echo.tokens:

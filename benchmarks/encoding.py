@@ -17,10 +17,10 @@ from time import perf_counter
 import numpy as np
 from common import arguments, read_set
 
-from localspec.bench import bench
+from localspec.engine.paths import Chain
+from localspec.evaluation.bench import bench
 from localspec.llama import Context, Model, quantize
 from localspec.pair import Pair
-from localspec.paths import Path as Chain
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 WAYS = ("plain", "ngram", "auto")
@@ -52,7 +52,7 @@ def staircase(pair: Pair, ids: list[int], repeats: int = 15) -> dict[int, float]
             began = perf_counter()
             target.verify(ids[200], Chain(ids[201 : 200 + n], []))
             out[n].append(1e3 * (perf_counter() - began))
-            target.keep([0])
+            target.commit([0])
             target.rewind(199)
     return {n: median(times) for n, times in out.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import arguments, load_pair, read_set
 
-from localspec.stats import total
+from localspec.engine.stats import total
 
 
 def main() -> None:

@@ -48,13 +48,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from common import arguments, load_pair
 
-from localspec import prompts as prompt_files
-from localspec.bench import machine
+from localspec.cli.terminal import progress
 from localspec.errors import BackendError, LocalspecError, OptionError
+from localspec.evaluation import prompts as prompt_files
+from localspec.evaluation.bench import machine
 from localspec.llama import default_threads, gpu_offload, safe_to_repack
 from localspec.llama.binding import library_folder
 from localspec.pair import Pair
-from localspec.terminal import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = "" if gpu_offload() else "--flash-attn on --cache-type-v bf16"  # what localspec's target does, see `Context`

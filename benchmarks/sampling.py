@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from common import arguments, load_pair, read_set
 
-from localspec import paths
+from localspec.engine import paths
+from localspec.engine.stats import total
 from localspec.options import Options
-from localspec.stats import total
 
 WAYS: dict[str, Options] = {
     "rejection against q (path sampled)": {"path": "sampled"},

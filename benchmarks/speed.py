@@ -6,7 +6,7 @@ import json
 
 from common import arguments, load_pair, read_set
 
-from localspec.bench import MODES, bench
+from localspec.evaluation.bench import MODES, bench
 
 
 def main() -> None:

@@ -14,7 +14,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.answer import Chunk, Result, Stream
     from localspec.chat import Chat
+    from localspec.engine.lattice import Lattice
+    from localspec.engine.paths import Chain, Tree
+    from localspec.engine.stats import Round, Stats
     from localspec.errors import (
         BackendError,
         LocalspecError,
@@ -24,22 +28,23 @@ if TYPE_CHECKING:
         PairError,
         TemplateError,
     )
-    from localspec.lattice import Lattice
-    from localspec.pair import Chunk, Pair, Result, Stream, load
-    from localspec.stats import Round, Stats
+    from localspec.loading.load import load
+    from localspec.pair import Pair
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Chain": "engine.paths",
     "Chat": "chat",
-    "Chunk": "pair",
-    "Lattice": "lattice",
+    "Chunk": "answer",
+    "Lattice": "engine.lattice",
     "Pair": "pair",
-    "Result": "pair",
-    "Round": "stats",
-    "Stats": "stats",
-    "Stream": "pair",
-    "load": "pair",
+    "Result": "answer",
+    "Round": "engine.stats",
+    "Stats": "engine.stats",
+    "Stream": "answer",
+    "Tree": "engine.paths",
+    "load": "loading.load",
 } | dict.fromkeys(
     (
         "BackendError",
@@ -55,6 +60,7 @@ _HOME = {
 
 __all__ = [
     "BackendError",
+    "Chain",
     "Chat",
     "Chunk",
     "Lattice",
@@ -69,6 +75,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TemplateError",
+    "Tree",
     "load",
 ]
 

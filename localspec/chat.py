@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Unpack
+from pathlib import Path
+from typing import Protocol, Unpack
 
+from localspec.answer import Chunk, Result, Stream
 from localspec.errors import OptionError, TemplateError
+from localspec.llama import Vocab
+from localspec.options import Options
 from localspec.text import ChatTemplate, Message
 
-if TYPE_CHECKING:
-    from localspec.options import Options
-    from localspec.pair import Chunk, Pair, Result, Stream
+
+class Speaker(Protocol):
+    """What a conversation needs of a pair."""
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+    @property
+    def vocab(self) -> Vocab: ...
+    @property
+    def target_path(self) -> Path: ...
+    def stream(self, prompt: list[int], **options: Unpack[Options]) -> Stream: ...
 
 
-def need_template(pair: Pair) -> ChatTemplate:
+def need_template(pair: Speaker) -> ChatTemplate:
     """The pair's chat template; TemplateError if the model has none."""
     if pair.template is None:
         raise TemplateError(
@@ -30,7 +42,7 @@ class Chat:
     nothing. `messages` is the conversation so far; `system` comes first where given.
     """
 
-    def __init__(self, pair: Pair, *, system: str | None = None) -> None:
+    def __init__(self, pair: Speaker, *, system: str | None = None) -> None:
         self.pair, self._template = pair, need_template(pair)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self._said: list[tuple[str, list[int]]] = []  # after each answer: all text and all tokens so far

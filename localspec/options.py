@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import Chain, Draft, Tree, leaves
+from localspec.engine.plan import Drafting
+from localspec.engine.sampling import SamplingParams
 from localspec.errors import OptionError
-from localspec.lattice import Lattice
-from localspec.paths import Draft, Path, Tree, leaves
-from localspec.planner import Drafting
-from localspec.sampling import SamplingParams
 from localspec.text import Limits
 
 PATHS = ("auto", "ngram", "greedy", "expected", "tree", "sampled")
@@ -132,8 +132,8 @@ def _checked(select: Select, drafting: Drafting, most: int | None) -> Select:
 
     def checked(lattice: Lattice) -> Draft:
         draft = select(lattice)
-        if not isinstance(draft, (Path, Tree)):
-            raise OptionError(f"path returned {draft!r}; it must return a Path or a Tree of localspec.paths.")
+        if not isinstance(draft, (Chain, Tree)):
+            raise OptionError(f"path returned {draft!r}; it must return a localspec.Chain or a localspec.Tree.")
         draft = _plain(draft)
         if bad := [token for token in draft.tokens if not 0 <= token < drafting.n_vocab]:
             raise OptionError(f"path drafted token {bad[0]}; the vocabulary has {drafting.n_vocab:,} tokens.")
@@ -160,7 +160,7 @@ def _plain(draft: Draft) -> Draft:
         )
     if isinstance(draft, Tree):
         return Tree(tokens, parents, survival)
-    return Path(tokens, survival, None if draft.q is None else _plain_q(draft.q, len(tokens)))
+    return Chain(tokens, survival, None if draft.q is None else _plain_q(draft.q, len(tokens)))
 
 
 def _plain_q(q: Any, n: int) -> list[tuple[NDArray[np.int32], NDArray[np.float64]]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -13,18 +11,22 @@ from typing import Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
-from localspec import compat, fit, memory, probe, staircase
+from localspec.answer import Chunk, Result, Stream
 from localspec.chat import Chat, need_template
-from localspec.drafter import Drafter
+from localspec.dflash import compat
+from localspec.engine.drafter import Drafter
+from localspec.engine.generate import Engine, generate
+from localspec.engine.plan import Drafting, Fixed, Plan, selector
+from localspec.engine.sampling import Sampler
+from localspec.engine.stats import Stats
+from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import OptionError, PairError
-from localspec.generate import Engine, generate
-from localspec.llama import Header, Model, read_header, system_info, with_shards
-from localspec.options import Options, Select, Settings, check_whole
-from localspec.planner import Auto, Bounds, Drafting, Fixed, Plan, selector
-from localspec.record import Record
-from localspec.sampling import Sampler
-from localspec.stats import Stats
-from localspec.target import MAX_LEAVES, Target
+from localspec.llama import Header, Model, read_header, system_info
+from localspec.options import Options, Select, Settings
+from localspec.planning import measure
+from localspec.planning.auto import Auto, Bounds
+from localspec.planning.profile import PairProfile
+from localspec.planning.store import ProfileStore
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
@@ -39,50 +41,6 @@ class _Closable(Protocol):
 
 
 _C = TypeVar("_C", bound=_Closable)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one round added: `text` that is now certain, `tokens`, and how many of these the drafter had guessed."""
-
-    text: str
-    tokens: list[int]
-    n_accepted: int
-
-    @property
-    def drafted(self) -> list[bool]:
-        """For each token, whether it was drafted (the last one of a round usually is the target's own)."""
-        return [i < self.n_accepted for i in range(len(self.tokens))]
-
-
-@dataclass
-class Result:
-    """An answer. `tokens` has everything the target said, an end-of-generation token included; `finish_reason` is
-    "stop", "length", "context" (the context is full) or "cancelled".
-    """
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str = "cancelled"
-    stats: Stats = field(default_factory=Stats)
-
-
-class Stream:
-    """An answer on its way: iterate over its chunks; `result` grows with them. Closing it early cancels the rest."""
-
-    def __init__(self, chunks: Generator[Chunk], result: Result) -> None:
-        self._chunks, self.result = chunks, result
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def wrap(self, chunks: Generator[Chunk]) -> Stream:
-        """The same answer, seen through another iterator."""
-        return Stream(chunks, self.result)
-
-    def close(self) -> None:
-        """Stop the answer here; what was said stays in `result`."""
-        self._chunks.close()
 
 
 class Pair:
@@ -102,7 +60,7 @@ class Pair:
         n_threads: int | None = None,
         thinking: bool | None = None,
     ) -> None:
-        head, draft_head = _check_files(target, drafter)
+        head, draft_head = check_files(target, drafter)
         self.target_path, self.drafter_path, self.n_ctx = target, drafter, n_ctx
         self.block_size = compat.block_size(draft_head) if draft_head else 1
         self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
@@ -210,9 +168,9 @@ class Pair:
         """
         if settings.path != "auto" or settings.draft_min:
             return settings.path != "ngram"
-        if (record := self.record) is None:
+        if (profile := self.profile) is None:
             return True
-        return not record.rests_long and (not record.is_doubted or self.engine.lag(ids) <= CATCH_UP)
+        return not profile.rests_long and (not profile.is_doubted or self.engine.lag(ids) <= CATCH_UP)
 
     def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:
         drafting, path, n = self.drafting, settings.path, settings.draft_max
@@ -220,16 +178,16 @@ class Pair:
             return Fixed()
         if callable(path):
             return Fixed(drafting.n_slots, lambda lattice, _: path(lattice))
-        if path == "ngram" and not self.record:
+        if path == "ngram" and not self.profile:
             return Fixed()
-        if path in ("auto", "ngram") and self.record:
+        if path in ("auto", "ngram") and self.profile:
             bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
-            return Auto(self.record, drafting, bounds, sampler, pool=pool)
+            return Auto(self.profile, drafting, bounds, sampler, pool=pool)
         n = n or (min(TREE, drafting.draft_max) if path == "tree" else drafting.n_slots)
         return Fixed(drafting.n_slots, selector(path, n, drafting, sampler))
 
     @cached_property
-    def record(self) -> Record | None:
+    def profile(self) -> PairProfile | None:
         """What is known of this pair on this machine; made at first use, which may measure for some seconds.
 
         None without a drafter, and where the context is too small to measure in.
@@ -237,24 +195,24 @@ class Pair:
         drafter, target = self.engine.drafter, self.engine.target
         if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
             return None
-        return self._shelf.load(target, drafter) or self.tune()
+        return self._profiles.load(target, drafter) or self.tune()
 
-    def tune(self) -> Record:
+    def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
         drafter, target = self.engine.drafter, self.engine.target
         if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self.engine.forget()  # measuring writes into both memories
-        record = Record(staircase.measure(target, drafter), drafter.block_size - 1)
+        profile = PairProfile(measure.measure(target, drafter), drafter.block_size - 1)
         if self._acceptance_length:
-            record.expect(self._acceptance_length)
-        self._shelf.keep(record)
-        self.__dict__["record"] = record
-        return record
+            profile.expect(self._acceptance_length)
+        self._profiles.keep(profile)
+        self.__dict__["profile"] = profile
+        return profile
 
     @property
-    def _shelf(self) -> staircase.Shelf:
-        return staircase.Shelf(self._identity)
+    def _profiles(self) -> ProfileStore:
+        return ProfileStore(self._identity)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -279,8 +237,8 @@ class Pair:
 
     def close(self) -> None:
         """Free the drafter, then the target; what drafting has brought is kept for the next time."""
-        if self._open and (record := self.__dict__.get("record")):
-            self._shelf.keep(record)
+        if self._open and (profile := self.__dict__.get("profile")):
+            self._profiles.keep(profile)
         while self._open:
             self._open.pop().close()
 
@@ -294,6 +252,18 @@ class Pair:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_files(target: Path, drafter: Path | None) -> tuple[Header, Header | None]:
+    """Their headers, if the two files can work together; raises ModelError or PairError."""
+    head = read_header(target)
+    compat.check_target(head)
+    if drafter is None:
+        return head, None
+    draft_head = read_header(drafter)
+    compat.check_drafter(draft_head)
+    compat.check_pair(head, draft_head)
+    return head, draft_head
 
 
 def _drafting(head: Header | None, target: Target) -> Drafting | None:
@@ -313,77 +283,6 @@ def _drafting(head: Header | None, target: Target) -> Drafting | None:
 
 
 def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
-    """What a measured staircase holds for: these very files on this build with these settings."""
+    """What a measured costs holds for: these very files on this build with these settings."""
     stats = [path.stat() for path in paths if path]
     return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
-
-
-def _check_files(target: Path, drafter: Path | None) -> tuple[Header, Header | None]:
-    """Their headers, if the two files can work together; raises ModelError or PairError."""
-    head = read_header(target)
-    compat.check_target(head)
-    if drafter is None:
-        return head, None
-    draft_head = read_header(drafter)
-    compat.check_drafter(draft_head)
-    compat.check_pair(head, draft_head)
-    return head, draft_head
-
-
-def load(
-    pair: str | None = None,
-    *,
-    target: str | os.PathLike[str] | None = None,
-    draft: str | os.PathLike[str] | None = None,
-    n_ctx: int | None = None,
-    gpu_layers: int | None = None,
-    draft_gpu_layers: int | None = None,
-    n_threads: int | None = None,
-    thinking: bool | None = None,
-    explain: Callable[[str], None] | None = None,
-) -> Pair:
-    """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
-    target) or two GGUF files (`load(target=…, draft=…)`).
-
-    `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
-    (negative: all) are by default what fits into memory, see `fit.settle`. `thinking` switches a model that can think
-    on or off; by default a named pair does what its drafter was trained for, any other what its template does by
-    itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError, PairError,
-    OptionError (also for what does not fit), MissingError (run `localspec pull`), BackendError.
-    """
-    check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
-    check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
-    check_whole("gpu_layers (-ngl)", gpu_layers, -(2**31), 2**31 - 1)
-    check_whole("draft_gpu_layers (-ngld)", draft_gpu_layers, -(2**31), 2**31 - 1)
-    if pair is not None and target is not None:
-        raise OptionError(f"give either the pair {pair!r} or a target file, not both.")
-    if target is None:
-        from localspec import models
-
-        entry = models.get(pair or models.DEFAULT)
-        target_path, drafter_path = entry.target_path(), entry.drafter_path() if draft is None else Path(draft)
-        if thinking is None and entry.thinking in ("on", "off"):
-            thinking = entry.thinking == "on"
-    else:
-        target_path, drafter_path = Path(target), Path(draft) if draft else None
-    heads = _check_files(target_path, drafter_path)
-    plan = fit.settle(
-        with_shards(heads[0]),
-        heads[1],
-        memory.pools(),
-        n_ctx=n_ctx,
-        gpu_layers=gpu_layers,
-        draft_gpu_layers=draft_gpu_layers,
-    )
-    if explain:
-        explain(plan.table())
-    probe.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
-    return Pair(
-        target_path,
-        drafter_path,
-        n_ctx=plan.n_ctx,
-        gpu_layers=plan.gpu_layers,
-        draft_gpu_layers=plan.draft_gpu_layers,
-        n_threads=n_threads,
-        thinking=thinking,
-    )

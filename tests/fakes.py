@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from localspec.lattice import Lattice
+from localspec.engine.lattice import Lattice
 
 N_VOCAB = 24
 EOG = 0
@@ -113,18 +113,18 @@ class FakeTarget:
             return np.array(self._batch[rows], np.float32)
         return np.array([self._batch[row] for row in rows], np.float32).reshape(len(rows), 2)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self.calls["keep"] += 1
+    def commit(self, rows: Sequence[int]) -> None:
+        self.calls["commit"] += 1
         assert self._verified, "a second rollback after one verify"
         assert rows[0] == 0, "a whole decode rolled back"
-        self.faults.check("keep", False)
+        self.faults.check("commit", False)
         way = self._ways[rows[-1]]
         assert [self._ways[row] for row in rows] == [way[: k + 1] for k in range(len(way))], (
             "no way down from the anchor"
         )
         self.memory[len(self.memory) - self._verified :] = way
         self._verified = 0
-        self.faults.check("keep", True)
+        self.faults.check("commit", True)
 
     def rewind(self, n: int) -> int:
         if n < len(self.memory):

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec import accept
-from localspec.accept import rejection, sample_and_match
-from localspec.paths import NOTHING, Path, Tree
-from localspec.sampling import Sampler, SamplingParams
+from localspec.engine import accept
+from localspec.engine.accept import rejection, sample_and_match
+from localspec.engine.paths import NOTHING, Chain, Tree
+from localspec.engine.sampling import Sampler, SamplingParams
 
 N_VOCAB = 6
 
@@ -24,8 +24,8 @@ def logits(history: Sequence[int]) -> np.ndarray:
     return (1.5 * np.random.default_rng(seed).standard_normal(N_VOCAB)).astype(np.float32)
 
 
-def chain(tokens: list[int]) -> Path:
-    return Path(tokens, [1.0] * len(tokens))
+def chain(tokens: list[int]) -> Chain:
+    return Chain(tokens, [1.0] * len(tokens))
 
 
 def plain(sampler: Sampler, n: int) -> list[int]:
@@ -149,7 +149,7 @@ def drawn(sampler: Sampler, seed: int, width: int = 2) -> list[int]:
         rows = np.stack([logits(tokens + draft[:k]) for k in range(width + 1)])
         said, kept = rejection(
             rows,
-            Path(draft, survival, q),
+            Chain(draft, survival, q),
             lambda row, said, before=tuple(tokens): sampler.distribution(row, [*before, *said]),
             sampler,
         )
@@ -195,7 +195,7 @@ def test_rejection_accepts_more_than_matching() -> None:
     n_rejection = n_match = 0
     for trial in range(1000):
         token = int(np.searchsorted(weights.cumsum(), sampler.draft.random(), "right"))
-        path = Path([token], [1.0], [(ids, weights)])
+        path = Chain([token], [1.0], [(ids, weights)])
         n_rejection += len(rejection(np.stack([row, row]), path, sampler.distribution, sampler)[0]) - 1
         n_match += (
             len(
@@ -211,7 +211,7 @@ def test_a_token_the_target_would_never_say_is_rejected() -> None:
     params = SamplingParams(temperature=1.0, top_k=1, seed=0)
     sampler, row = Sampler(params), logits([])
     worst, best = int(row.argmin()), int(row.argmax())
-    path = Path([worst], [1.0], [(np.array([worst], np.int32), np.ones(1))])
+    path = Chain([worst], [1.0], [(np.array([worst], np.int32), np.ones(1))])
     assert rejection(np.stack([row, row]), path, sampler.distribution, sampler) == ([best], [0])
 
 

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from click.testing import CliRunner, Result
 
-from localspec.app import main
+from localspec.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,7 +89,7 @@ def test_check_finds_no_difference_and_says_so(files: tuple[str, ...], tmp_path:
 
 
 def test_check_reports_a_difference_and_fails(files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import generate
+    from localspec.engine import generate
 
     honest = generate.sample_and_match
 
@@ -128,7 +128,7 @@ def test_bench_json_has_the_promised_fields(files: tuple[str, ...], tmp_path: Pa
 
 
 def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) -> None:
-    from localspec.bench import bench
+    from localspec.evaluation.bench import bench
     from localspec.pair import Pair
 
     with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
@@ -138,7 +138,7 @@ def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
 def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -> None:
-    from localspec.bench import bench
+    from localspec.evaluation.bench import bench
     from localspec.pair import Pair
 
     with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
@@ -195,7 +195,7 @@ def test_a_checkout_runs_without_an_install() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_traceback(files: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "localspec.app", "run", *files, "-p", "abc", "-n", "300"]
+    command = [sys.executable, "-m", "localspec.cli.main", "run", *files, "-p", "abc", "-n", "300"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as child:
         assert child.stdout is not None
         assert child.stderr is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from localspec import compat
+from localspec.dflash import compat
 from localspec.errors import LocalspecError, ModelError, PairError
 from localspec.llama import Header, Model, TensorInfo, read_header
 

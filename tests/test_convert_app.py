@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from target_checkpoints import write_checkpoint
 
-from localspec.app import main
+from localspec.cli.main import main
+
+ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import os, shutil, sys
@@ -72,9 +74,10 @@ def test_an_existing_file_needs_force(folder: Path) -> None:
     assert out.stat().st_size > 0
 
 
-def test_as_a_script(folder: Path) -> None:
+@pytest.mark.parametrize("start", [["-m", "localspec", "convert", "target"], [ROOT / "convert" / "target.py"]])
+def test_as_a_script(folder: Path, start: list[str]) -> None:
     out = folder.with_suffix(".gguf")
-    command = [sys.executable, "-m", "localspec.convert", "target", folder, "-o", out]
+    command = [sys.executable, *start, folder, "-o", out]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"NO_COLOR": "1"})
     assert done.stdout == f"{out}\n"
     assert "\x1b" not in done.stderr

@@ -18,19 +18,19 @@ from test_distill_model import SHAPE, exact_memory, inputs, random_drafter  # no
 from test_distill_model import _compare as worst_difference
 from torch import Tensor, nn
 
-from localspec import drafter as engine
-from localspec.compat import check_drafter, check_pair
 from localspec.convert.checkpoint import origin
 from localspec.convert.drafter import convert
 from localspec.convert.drafter_target import open_target
+from localspec.dflash.compat import check_drafter, check_pair
 from localspec.distill.export import export
 from localspec.distill.hf import write_hf
 from localspec.distill.model import BlockConv, Drafter, Geometry, Layer
 from localspec.distill.start import TargetFile
+from localspec.engine import drafter as engine
+from localspec.engine.lattice import Lattice
+from localspec.engine.target import Target
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
-from localspec.lattice import Lattice
 from localspec.llama import Model, quantize, read_header, read_typed
-from localspec.target import Target
 
 Tensors = dict[str, Tensor]
 ANCHOR = 33

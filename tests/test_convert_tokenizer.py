@@ -14,9 +14,9 @@ from gguf import GGUFWriter
 from target_checkpoints import LLAMA_3, QWEN_2, QWEN_35, tokenizer_of
 from tokenizers import Tokenizer
 
-from localspec import models
 from localspec.convert.tokenizer import PRE_TOKENIZERS, add_vocabulary
 from localspec.errors import LocalspecError
+from localspec.hub import registry
 
 N_VOCAB = 480
 # llama.cpp's conversion/base.py, get_vocab_base_pre: the sample text, and what the ids of a smollm tokenizer hash to
@@ -39,7 +39,7 @@ def keys(folder: Path, n_vocab: int = N_VOCAB, arch: str = "llama") -> dict[str,
 
 def test_smollm2_as_published(tmp_path: Path) -> None:
     """The default target's vocabulary, put back into the form of its checkpoint and converted again."""
-    fields = gguf.GGUFReader(models.get(models.DEFAULT).target_path()).fields
+    fields = gguf.GGUFReader(registry.get(registry.DEFAULT).target_path()).fields
     published = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
     tokens, types = published["tokenizer.ggml.tokens"], published["tokenizer.ggml.token_type"]
     special = [i for i, kind in enumerate(types) if kind == gguf.TokenType.CONTROL]

@@ -10,14 +10,16 @@ import pytest
 from test_accept import chi_square
 
 import localspec
-from localspec import models, paths, prompts
-from localspec.accept import rejection
-from localspec.check import check
+from localspec.engine import paths
+from localspec.engine.accept import rejection
+from localspec.engine.paths import NOTHING
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import total
+from localspec.evaluation import prompts
+from localspec.evaluation.check import check
+from localspec.hub import registry
 from localspec.llama import read_header
 from localspec.pair import Pair
-from localspec.paths import NOTHING
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import total
 
 OWN = [text for some in prompts.own().values() for text in some if len(text) < 1000]
 
@@ -49,7 +51,7 @@ def test_after_trees_the_memory_is_that_of_plain_decoding_to_the_last_bit(pair: 
             said = pair.generate(ids, max_tokens=80, **options).tokens
             pair.engine.start([*ids, *said], spec=False)
             rows.append(pair.engine.target.verify(pair.engine.tokens[-1], NOTHING)[0].copy())
-            pair.engine.target.keep([0])
+            pair.engine.target.commit([0])
             pair.engine.forget()
         assert np.array_equal(*rows)
 
@@ -63,7 +65,7 @@ def test_rejection_on_the_real_pair_leaves_the_targets_distribution(pair: Pair) 
     pair.engine.start(ids, spec=True)
     pool = pair.engine.drafter.draft(ids[-1], 7)
     first_row = pair.engine.target.verify(ids[-1], NOTHING)[0].copy()
-    pair.engine.target.keep([0])
+    pair.engine.target.commit([0])
     firsts, p = sampler.distribution(first_row, ids)
     second_rows = rows_behind(pair, firsts.tolist())
     joint = {
@@ -98,7 +100,7 @@ def rows_behind(pair: Pair, tokens: list[int]) -> dict[int, np.ndarray]:
         some = tokens[start : start + 16]
         logits = target.verify(pair.engine.tokens[-1], paths.Tree(some, [-1] * len(some), [0.1] * len(some)))
         rows |= {token: row.copy() for token, row in zip(some, logits[1:], strict=True)}
-        target.keep([0])
+        target.commit([0])
         target.rewind(n - 1)
     pair.engine.forget()
     return rows
@@ -134,7 +136,7 @@ def test_a_seed_gives_the_words_of_plain_decoding(pair: Pair, seed: int) -> None
 
 
 def test_the_drafter_file_says_whose_it_is_and_is_small() -> None:
-    entry = models.get(models.DEFAULT)
+    entry = registry.get(registry.DEFAULT)
     header = read_header(entry.drafter_path())
     assert header.n_bytes < 30e6
     assert header.arch == "dflash"

@@ -14,9 +14,9 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from localspec.distill.options import Options
 from localspec.distill.start import Shape
 from localspec.distill.store import NONE, Meta, Store, read
-from localspec.distill.train import Options
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 

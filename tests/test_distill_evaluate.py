@@ -13,20 +13,21 @@ import pytest
 import tiny
 import torch
 
-from localspec import paths
 from localspec.distill import card, release
 from localspec.distill.chats import Recipe
 from localspec.distill.evaluate import Evaluation, evaluate
 from localspec.distill.objective import losses
+from localspec.distill.options import Options
 from localspec.distill.start import Shape, TargetFile, fresh_drafter
 from localspec.distill.store import Data, read
 from localspec.distill.synthesise import synthesise
-from localspec.distill.train import Options, Trained, train
+from localspec.distill.train import Trained, train
 from localspec.distill.windows import Sampler, anchors_of, repeating, split
-from localspec.drafter import Drafter
+from localspec.engine import paths
+from localspec.engine.drafter import Drafter
+from localspec.engine.target import Target
 from localspec.errors import OptionError
 from localspec.llama import Model, read_header
-from localspec.target import Target
 
 SHAPE = Shape(n_layers=1, n_rows=64, block_size=5, selector_rank=32)
 

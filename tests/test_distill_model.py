@@ -12,13 +12,13 @@ import tiny
 import torch
 from torch import Tensor, nn
 
-from localspec import drafter as engine
 from localspec.distill.export import export
 from localspec.distill.model import BlockConv, Drafter, DrafterConfig, RMSNorm, Rotary
 from localspec.distill.start import TargetFile, unpermute
+from localspec.engine import drafter as engine
+from localspec.engine.target import Target
 from localspec.errors import OptionError
 from localspec.llama import Model, context
-from localspec.target import Target
 
 N_VOCAB = 320
 SHAPE = DrafterConfig(

@@ -18,14 +18,14 @@ import torch
 from click.testing import CliRunner, Result
 
 from localspec import distill as api
-from localspec.app import main
-from localspec.check import check
+from localspec.cli.main import main
 from localspec.distill import checks, pipeline
 from localspec.distill.start import TargetFile
 from localspec.distill.store import read, read_text
 from localspec.distill.train import Trained
+from localspec.evaluation.check import check
 from localspec.llama import read_header
-from localspec.memory import Pool
+from localspec.machine import Pool
 from localspec.pair import Pair
 
 SMALL = ("--tokens", "3000", "--hours", "0.001", "--layers", "1", "--vocab-size", "64", "--slots", "8", "-t", "1")
@@ -97,7 +97,7 @@ def killed(command: list[str], reached: Callable[[], bool]) -> None:
 
 def test_killed_in_any_stage_it_goes_on(tmp_path: Path) -> None:
     target, out = tiny.write_target(tmp_path / "target.gguf", "qwen3", eog_bias=1.0), tmp_path / "out"
-    command = [sys.executable, "-m", "localspec.app", "distill", str(target), "-o", str(out), *SMALL, "--two-pass"]
+    command = [sys.executable, "-m", "localspec.cli.main", "distill", str(target), "-o", str(out), *SMALL, "--two-pass"]
     command[command.index("3000")] = "8000"
 
     def holds(name: str) -> Callable[[], bool]:
@@ -179,10 +179,8 @@ def test_the_api_is_there_and_light() -> None:
     assert all(callable(getattr(api, name)) for name in api.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         api.nothing  # noqa: B018
-    code = (
-        "import sys, localspec.distill, localspec.app; sys.exit('torch' in sys.modules or 'llama_cpp' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys, localspec.distill, localspec.cli.main; print(*{'torch', 'llama_cpp'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b""
 
 
 def test_without_torch_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,10 @@ from localspec.distill.meter import Meter
 from localspec.distill.metrics import Picks, best_temperature, by_text, figures, join, judge
 from localspec.distill.model import Drafter
 from localspec.distill.objective import Head, aims, drawn, losses, position_weights
+from localspec.distill.options import Options
 from localspec.distill.start import Shape, TargetFile, fresh_drafter, inherit, kept_tokens, mask_token, tapped
 from localspec.distill.store import NONE, ChatRecord, Data, Meta, Store, read
-from localspec.distill.train import Options, Trained, Trainer, schedule, train
+from localspec.distill.train import Trained, Trainer, schedule, train
 from localspec.distill.windows import NO_LABEL, Batch, Sampler, anchors_of, split
 from localspec.errors import MissingError, OptionError
 

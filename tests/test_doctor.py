@@ -14,12 +14,14 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from localspec import doctor, llama, memory, models
-from localspec.app import main
-from localspec.cache import cache_dir
-from localspec.doctor import Check, Finding
+from localspec import llama, machine
+from localspec.cli.main import main
+from localspec.evaluation import doctor
+from localspec.evaluation.doctor import Check, Finding
+from localspec.hub import registry
 from localspec.llama import Device, binding
-from localspec.memory import Pool
+from localspec.machine import Pool
+from localspec.storage import cache_dir
 
 NAMES = ["python", "llama-cpp-python", "build", "cpu", "amx", "devices", "cache", "pairs", "torch", "self-test"]
 HUB_CACHE = "Hugging Face cache"
@@ -55,8 +57,8 @@ def test_json_is_a_list_of_findings(nothing_here: Path) -> None:
     found = {line["name"]: line for line in report}
     assert found["llama-cpp-python"]["status"] == found["cache"]["status"] == "ok"
     assert found["llama-cpp-python"]["detail"].startswith(binding.PINNED)
-    for name in (f"pair {models.DEFAULT}", "self-test"):
-        assert (found[name]["status"], found[name]["next"]) == ("warn", f"localspec pull {models.DEFAULT}")
+    for name in (f"pair {registry.DEFAULT}", "self-test"):
+        assert (found[name]["status"], found[name]["next"]) == ("warn", f"localspec pull {registry.DEFAULT}")
     assert done.exit_code == any(line["status"] == "fail" for line in report) == 0
     assert done.stderr == ""
 
@@ -97,7 +99,7 @@ def test_a_broken_llama_cpp_is_one_finding(nothing_here: Path, tmp_path: Path, n
     (tmp_path / "llama_cpp").mkdir()
     (tmp_path / "llama_cpp" / "__init__.py").write_text(code)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "localspec.app", "doctor", "--json"]
+    command = [sys.executable, "-m", "localspec.cli.main", "doctor", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (1, "")
@@ -225,7 +227,7 @@ def test_devices_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {finding.name: finding for finding in doctor.devices()}
     assert "free of" in found["memory"].detail
     assert found["device CPU"].status == "ok"
-    monkeypatch.setattr(memory, "ram", lambda: Pool("RAM", 8 * 2**30, 2**29, swap=2**30))
+    monkeypatch.setattr(machine, "ram", lambda: Pool("RAM", 8 * 2**30, 2**29, swap=2**30))
     monkeypatch.setattr(llama, "devices", lambda: [Device("CUDA0", "H200", "gpu", 2**40, 2**39)])
     low, card = doctor.devices()
     assert (low.status, low.detail) == ("warn", "512.0 MiB free of 8.0 GiB, 1.0 GiB of swap")
@@ -261,7 +263,7 @@ def test_a_full_disk(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def default_pair() -> Finding:
-    return next(finding for finding in doctor.pairs() if finding.name == f"pair {models.DEFAULT}")
+    return next(finding for finding in doctor.pairs() if finding.name == f"pair {registry.DEFAULT}")
 
 
 def test_the_default_pair_is_here_and_complete() -> None:
@@ -273,15 +275,15 @@ def test_the_default_pair_is_here_and_complete() -> None:
 
 def test_pairs_that_are_not_here_are_one_line(nothing_here: Path) -> None:
     default, others = doctor.pairs()
-    assert (default.name, default.status) == (f"pair {models.DEFAULT}", "warn")
-    n = len(models.names()) - 1
+    assert (default.name, default.status) == (f"pair {registry.DEFAULT}", "warn")
+    n = len(registry.names()) - 1
     assert others == Finding("pairs", "ok", f"{n} more can be pulled, see localspec models")
 
 
 def test_a_pair_cut_off_in_the_middle(monkeypatch: pytest.MonkeyPatch, nothing_here: Path) -> None:
     assert (default_pair().status, default_pair().detail) == ("warn", "not here")
     monkeypatch.delenv("LOCALSPEC_CACHE")
-    whole = models.get(models.DEFAULT).target_path()
+    whole = registry.get(registry.DEFAULT).target_path()
     with whole.open("rb") as file:
         start = file.read(4 * 10**6)
     path = nothing_here / whole.relative_to(cache_dir())
@@ -289,12 +291,12 @@ def test_a_pair_cut_off_in_the_middle(monkeypatch: pytest.MonkeyPatch, nothing_h
     path.parent.mkdir(parents=True)
     path.write_bytes(start)
     finding = default_pair()
-    assert (finding.status, finding.next) == ("fail", f"localspec pull {models.DEFAULT}")
+    assert (finding.status, finding.next) == ("fail", f"localspec pull {registry.DEFAULT}")
     assert "cut off" in finding.detail
 
 
 def test_a_pair_too_large_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "pools", lambda: [Pool("RAM", 2**26, 2**25)])
+    monkeypatch.setattr(machine, "pools", lambda: [Pool("RAM", 2**26, 2**25)])
     finding = default_pair()
     assert finding.status == "warn"
     assert "here and complete, but" in finding.detail
@@ -324,7 +326,7 @@ def test_the_self_test_runs_the_default_pair() -> None:
 
 
 def test_the_self_test_notices_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import generate
+    from localspec.engine import generate
 
     honest = generate.sample_and_match
 

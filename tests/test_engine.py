@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import tiny
 
-from localspec import paths
+from localspec.answer import Result
+from localspec.engine import paths
+from localspec.engine.generate import generate
+from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Fixed
+from localspec.engine.sampling import Sampler, SamplingParams, distribution
 from localspec.errors import OptionError
-from localspec.generate import generate
-from localspec.lattice import Lattice
 from localspec.llama.binding import C
-from localspec.pair import Pair, Result
-from localspec.planner import Fixed
-from localspec.sampling import Sampler, SamplingParams, distribution
+from localspec.pair import Pair
 from localspec.text import Limits, TextStream
 
 PROMPT = "the user is in the sea and the sand is in his hand"
@@ -162,12 +163,12 @@ class Oracle:
         self.engine, self.n_prompt, self.plain, self.error = pair.engine, len(prompt), plain, error
         self._rng = np.random.default_rng(3)
 
-    def __call__(self, pool: Lattice) -> paths.Path:
+    def __call__(self, pool: Lattice) -> paths.Chain:
         start = len(self.engine.tokens) - self.n_prompt
         path = self.plain[start : start + len(pool)]
         wrong = self._rng.random(len(path)) < self.error
         tokens = [(t + 1) % 256 if bad else t for t, bad in zip(path, wrong, strict=True)]
-        return paths.Path(tokens, [1.0] * len(tokens))
+        return paths.Chain(tokens, [1.0] * len(tokens))
 
 
 def last_position(context: Any) -> int:
@@ -440,7 +441,7 @@ def test_a_stream_closed_early_keeps_what_was_said(pair: Pair) -> None:
     assert pair.generate(PROMPT, max_tokens=N_TOKENS).tokens == whole.tokens
 
 
-@pytest.mark.parametrize("where", ["verify", "keep", "features", "draft", "inject", "prefill"])
+@pytest.mark.parametrize("where", ["verify", "commit", "features", "draft", "inject", "prefill"])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_in_the_middle_of_a_step(
     steady: Pair, where: str, after: bool, monkeypatch: pytest.MonkeyPatch
@@ -648,7 +649,7 @@ def test_memories_after_trees_are_those_after_chains(branching: Pair, seed: int)
     assert pair.engine.tokens[len(ids) :] == plain
     assert n_buried > 0, "no case in which rejected tokens lay before kept ones"
     logits, pool = state(pair)
-    pair.engine.target.keep([0])
+    pair.engine.target.commit([0])
     expected_logits, expected_pool = after_plain(pair, ids, plain)
     np.testing.assert_allclose(logits, expected_logits, atol=1e-3)
     assert distance(pool, expected_pool) < 0.02
@@ -659,7 +660,7 @@ def after_plain(pair: Pair, ids: list[int], plain: list[int]) -> tuple[np.ndarra
     for one in rounds_of(pair, ids, lambda _: paths.NOTHING, len(plain)):
         assert one.n_drafted == 0
     found = state(pair)
-    pair.engine.target.keep([0])
+    pair.engine.target.commit([0])
     return found
 
 
@@ -690,19 +691,19 @@ def test_a_path_of_ones_own(branching: Pair) -> None:
     spec = branching.generate(ids, max_tokens=30, path=lambda pool: paths.tree(pool, 9, max_leaves=4))
     assert spec.tokens == branching.generate(ids, max_tokens=30, spec=False).tokens
     for wrong, words in {
-        "no list": (lambda pool: [1, 2], "must return a Path or a Tree"),
-        "no token": (lambda pool: paths.Path([99999], [1.0]), "token 99999"),
+        "no list": (lambda pool: [1, 2], "must return a localspec.Chain or a localspec.Tree"),
+        "no token": (lambda pool: paths.Chain([99999], [1.0]), "token 99999"),
         "no preorder": (lambda pool: paths.Tree([1, 2, 3, 4], [-1, 0, -1, 1], [1.0] * 4), "not in preorder"),
-        "too long": (lambda pool: paths.Path([1] * 40, [1.0] * 40), "32 at most"),
+        "too long": (lambda pool: paths.Chain([1] * 40, [1.0] * 40), "32 at most"),
         "too wide": (lambda pool: paths.Tree(list(range(20)), [-1] * 20, [1.0] * 20), "20 leaves"),
-        "no numbers": (lambda pool: paths.Path(["a"], [1.0]), "no whole numbers"),
-        "halves": (lambda pool: paths.Path([1.5], [1.0]), "no whole numbers"),
-        "nothing": (lambda pool: paths.Path(None, [1.0]), "no whole numbers"),
+        "no numbers": (lambda pool: paths.Chain(["a"], [1.0]), "no whole numbers"),
+        "halves": (lambda pool: paths.Chain([1.5], [1.0]), "no whole numbers"),
+        "nothing": (lambda pool: paths.Chain(None, [1.0]), "no whole numbers"),
         "fewer parents": (lambda pool: paths.Tree([5, 6, 7], [-1], [1.0] * 3), "1 parents"),
         "fewer chances": (lambda pool: paths.Tree([5, 6], [-1, -1], []), "0 probabilities"),
-        "no q": (lambda pool: paths.Path([5, 6], [1.0, 1.0], [1, 2]), "no list of candidates"),
-        "crooked q": (lambda pool: paths.Path([5], [1.0], [([1, 2], [0.5])]), "q for 1"),
-        "fewer q": (lambda pool: paths.Path([5, 6], [1.0, 1.0], []), "q for 0"),
+        "no q": (lambda pool: paths.Chain([5, 6], [1.0, 1.0], [1, 2]), "no list of candidates"),
+        "crooked q": (lambda pool: paths.Chain([5], [1.0], [([1, 2], [0.5])]), "q for 1"),
+        "fewer q": (lambda pool: paths.Chain([5, 6], [1.0, 1.0], []), "q for 0"),
     }.values():
         with pytest.raises(OptionError, match=words):
             branching.generate(ids, max_tokens=30, path=wrong)
@@ -719,7 +720,7 @@ def test_a_path_of_ones_own(branching: Pair) -> None:
 def test_a_drawn_chain_is_matched_at_temperature_zero(branching: Pair) -> None:
     ids, rng = branching.encode(PROMPT), np.random.default_rng(0)
 
-    def drawn(pool: Lattice) -> paths.Path:
+    def drawn(pool: Lattice) -> paths.Chain:
         return paths.sampled(pool, 4, lambda row: np.exp(row) / np.exp(row).sum(), rng)
 
     assert branching.generate(ids, max_tokens=30, path=drawn).tokens == (

@@ -11,11 +11,10 @@ import pytest
 import tiny
 from click.testing import CliRunner
 
-from localspec import models
-from localspec.app import main
+from localspec.cli.main import main
 from localspec.errors import ModelError
-from localspec.models import sources
-from localspec.models.find import Candidate, find
+from localspec.hub import registry, sources
+from localspec.hub.find import Candidate, find
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +114,7 @@ def test_the_list_of_pairs_is_asked_by_the_name_in_the_file(tmp_path: Path, keys
 
 def test_a_pair_that_was_pulled_is_judged_by_its_file(tmp_path: Path) -> None:
     target = make_target(tmp_path / "here" / "t.gguf", "qwen3", name="Qwen3 4B")
-    source = models.get("qwen3-4b").drafter.source
+    source = registry.get("qwen3-4b").drafter.source
     assert isinstance(source, sources.HubFile)
     folder = tmp_path / "hub" / f"models--{source.repo.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)

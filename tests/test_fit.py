@@ -13,13 +13,16 @@ import pytest
 import tiny
 from click.testing import CliRunner, Result
 
-from localspec import drafter, fit, memory, models, target
-from localspec.app import main
+from localspec import machine as this_machine
+from localspec.cli.main import main
+from localspec.engine import drafter, target
 from localspec.errors import ModelError, OptionError
-from localspec.fit import place, plan, settle
+from localspec.hub import registry
 from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose, with_shards
 from localspec.llama.binding import C
-from localspec.memory import Pool
+from localspec.loading import memory_plan
+from localspec.loading.memory_plan import place, plan, settle
+from localspec.machine import Pool
 from localspec.pair import Pair
 
 MIB, GIB = 2**20, 2**30
@@ -127,7 +130,7 @@ def header(made: Any, **changes: Any) -> Header:
     arch = keys["general.architecture"]
     values = keys | {f"{arch}.{name.replace('__', '.')}": value for name, value in changes.items()}
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
-    tensors = {name: TensorInfo(2, shape, 0, fit._count(shape) * 18 // 32) for name, shape in shapes.items()}
+    tensors = {name: TensorInfo(2, shape, 0, memory_plan._count(shape) * 18 // 32) for name, shape in shapes.items()}
     return Header(Path("made-up.gguf"), 0, values, {}, tensors)
 
 
@@ -140,7 +143,7 @@ def sparse(path: Path, made: Any) -> Path:
     writer.add_tokenizer_model("none")
     for name, shape in shapes.items():
         kind: Any = np.float16 if len(shape) > 1 and "conv" not in name else np.float32
-        n_bytes = fit._count(shape) * np.dtype(kind).itemsize
+        n_bytes = memory_plan._count(shape) * np.dtype(kind).itemsize
         writer.add_tensor_info(name, shape[::-1], np.dtype(kind), n_bytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -158,7 +161,7 @@ def sparse(path: Path, made: Any) -> Path:
 def test_weights_are_split_by_layer() -> None:
     made = dense("llama", **LLAMA_8B)
     head = header(made)
-    part = fit.target_part(head, 8192, 0, 0)
+    part = memory_plan.target_part(head, 8192, 0, 0)
     layer = sum(t.n_bytes for name, t in head.tensors.items() if name.startswith("blk.7."))
     assert part.weights[:-1] == (layer,) * 32
     assert part.weights[-1] == head.tensors["output.weight"].n_bytes + head.tensors["output_norm.weight"].n_bytes
@@ -181,7 +184,7 @@ def test_a_tied_head_costs_again_on_a_gpu_only() -> None:
 
 def test_layers_for_multi_token_prediction_are_not_loaded() -> None:
     head = header(dense("qwen3moe", **LLAMA_8B), nextn_predict_layers=2)
-    part = fit.target_part(head, 8192, 0, 0)
+    part = memory_plan.target_part(head, 8192, 0, 0)
     assert part.weights[29] > 0 == part.weights[30] == part.weights[31]
     assert part.memory[29] > 0 == part.memory[30] == part.memory[31]
 
@@ -201,8 +204,8 @@ def test_a_split_model_is_weighed_as_a_whole(tmp_path: Path) -> None:
     whole = with_shards(first)
     assert len(first.tensors) == 10
     assert set(whole.tensors) == set(shapes)
-    part = fit.target_part(whole, 512, 0, 0)
-    assert sum(part.weights) + part.embeddings == 4 * sum(fit._count(shape) for shape in shapes.values())
+    part = memory_plan.target_part(whole, 512, 0, 0)
+    assert sum(part.weights) + part.embeddings == 4 * sum(memory_plan._count(shape) for shape in shapes.values())
     (tmp_path / "m-00002-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match="m-00002-of-00003"):
         with_shards(first)
@@ -213,7 +216,7 @@ def test_a_split_model_is_weighed_as_a_whole(tmp_path: Path) -> None:
 
 
 def kept(made: Any, n_ctx: int = 8192, draft_max: int = 0, **changes: Any) -> tuple[int, ...]:
-    return fit.target_part(header(made, **changes), n_ctx, draft_max, 0).memory[:-1]
+    return memory_plan.target_part(header(made, **changes), n_ctx, draft_max, 0).memory[:-1]
 
 
 def test_grouped_queries_keep_only_their_heads() -> None:
@@ -451,7 +454,7 @@ def test_a_card_needs_room_for_all_of_it() -> None:
 
 
 def test_the_batches_are_those_of_the_two_actors() -> None:
-    assert (fit.TARGET_BATCH, fit.DRAFTER_BATCH) == (target.N_BATCH, drafter.N_BATCH)
+    assert (memory_plan.TARGET_BATCH, memory_plan.DRAFTER_BATCH) == (target.N_BATCH, drafter.N_BATCH)
 
 
 @pytest.fixture
@@ -492,7 +495,7 @@ def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, 
 
 
 def test_the_default_pair(log: pytest.CaptureFixture[str]) -> None:
-    entry = models.get(models.DEFAULT)
+    entry = registry.get(registry.DEFAULT)
     heads = read_header(entry.target_path()), read_header(entry.drafter_path())
     planned = settle(*heads, machine(64), n_ctx=4096)
     with Pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
@@ -532,7 +535,7 @@ LARGE = {
 @pytest.mark.parametrize("n_ctx", [4096, 32768])
 def test_large_targets(log: pytest.CaptureFixture[str], tmp_path: Path, name: str, n_ctx: int) -> None:
     path = sparse(tmp_path / "large.gguf", LARGE[name])
-    part = fit.target_part(read_header(path), n_ctx, 7, 0)
+    part = memory_plan.target_part(read_header(path), n_ctx, 7, 0)
     with Model(path, gpu_layers=0, repack=False) as model:
         rollback = 7 if model.is_recurrent else 0
         Context(model, n_ctx=n_ctx, n_batch=512, n_outputs=8, n_rollback=rollback, n_threads=1, exact=True).close()
@@ -550,7 +553,7 @@ def test_a_large_drafter(log: pytest.CaptureFixture[str], tmp_path: Path, n_ctx:
     if window:
         keys |= {"dflash.attention.sliding_window": window, "dflash.attention.sliding_window_pattern": [True, False]}
     helper = sparse(tmp_path / "d.gguf", (keys, shapes))
-    part = fit.drafter_part(read_header(helper), n_ctx, 3 * 5120, on_gpu=False)
+    part = memory_plan.drafter_part(read_header(helper), n_ctx, 3 * 5120, on_gpu=False)
     with (
         Model(speaker, gpu_layers=0, repack=False) as model,
         Context(model, n_ctx=n_ctx, n_batch=512, n_outputs=8, n_threads=1, exact=True) as other,
@@ -578,28 +581,28 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(said) == 1
     assert next(iter(said))[0] == 0
     assert "must be auto, all or a number, not 'some'" in run("-ngl", "some").stderr
-    monkeypatch.setattr(memory, "pools", lambda: machine(0.5))
+    monkeypatch.setattr(this_machine, "pools", lambda: machine(0.5))
     refused = run("-c", "16000000")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert re.match(r"Error: t\.gguf with 16,000,000 tokens .*; what fits is -c \d+\.\n +RAM\n", refused.stderr)
 
 
 def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load
 
     speaker = tiny.write_target(tmp_path / "t.gguf")
-    monkeypatch.setattr(memory, "pools", lambda: machine(0.001))
-    monkeypatch.setattr(pair.probe, "vouch", lambda *_, **__: pytest.fail("probed"))
+    monkeypatch.setattr(this_machine, "pools", lambda: machine(0.001))
+    monkeypatch.setattr(load.trial, "check_that_it_loads", lambda *_, **__: pytest.fail("probed"))
     with pytest.raises(OptionError, match=r"t\.gguf with .* needs .* of RAM"):
-        pair.load(target=speaker)
+        load.load(target=speaker)
 
 
 def test_load_takes_what_the_plan_says_and_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load
 
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(memory, "pools", lambda: machine(16, free=0.01, swap=1))
+    monkeypatch.setattr(this_machine, "pools", lambda: machine(16, free=0.01, swap=1))
     speaker, tables = tiny.write_target(tmp_path / "t.gguf"), list[str]()
-    with pair.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
+    with load.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
         assert loaded.n_ctx == 2048
     assert "target weights" in tables[0]

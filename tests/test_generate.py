@@ -9,14 +9,14 @@ import fakes
 import pytest
 from fakes import EOG, Draft, FakeDrafter, FakeTarget, adversarial, letters, perfect, useless
 
-from localspec import paths
+from localspec.engine import paths
+from localspec.engine.generate import Engine, Prefill, generate
+from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Fixed
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import Round
+from localspec.engine.target import N_BATCH
 from localspec.errors import OptionError
-from localspec.generate import Engine, Prefill, generate
-from localspec.lattice import Lattice
-from localspec.planner import Fixed
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import Round
-from localspec.target import N_BATCH
 from localspec.text import Limits, TextStream
 
 PROMPT = [5, 9, 2, 14, 3, 3, 8]
@@ -67,7 +67,7 @@ class Answer:
         ):
             self.take(one)
         assert pair.tokens == prompt + self.tokens
-        assert pair.target.calls["verify"] == pair.target.calls["keep"]
+        assert pair.target.calls["verify"] == pair.target.calls["commit"]
 
     def take(self, one: Round) -> None:
         self.rounds.append(one)
@@ -145,8 +145,8 @@ def test_a_path_may_be_shorter_than_the_pool_or_empty() -> None:
 
 
 def test_a_path_may_leave_the_pool() -> None:
-    def select(pool: Lattice) -> paths.Path:
-        return paths.Path([23] * len(pool), [1.0] * len(pool))
+    def select(pool: Lattice) -> paths.Chain:
+        return paths.Chain([23] * len(pool), [1.0] * len(pool))
 
     assert Answer(engine("perfect"), select=select).tokens == plain().tokens
 
@@ -278,8 +278,8 @@ POINTS = [
     ("target", "prefill", True),
     ("target", "verify", False),
     ("target", "verify", True),
-    ("target", "keep", False),
-    ("target", "keep", True),
+    ("target", "commit", False),
+    ("target", "commit", True),
     ("drafter", "draft", False),
     ("drafter", "draft", True),
     ("drafter", "inject", False),
@@ -394,7 +394,7 @@ class Resting(Fixed):
 def test_features_of_rounds_without_a_draft_are_injected_before_the_next(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.generate.N_WAIT", 64)
+    monkeypatch.setattr("localspec.engine.generate.N_WAIT", 64)
     pair = engine("perfect")
     text = TextStream(letters(), Limits(max_tokens=150))
     pair.start(PROMPT, spec=True)

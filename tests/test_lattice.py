@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localspec import lattice
-from localspec.lattice import Lattice
+from localspec.engine import lattice
+from localspec.engine.lattice import Lattice
 
 
 def packed(ids: list[list[int]], scores: np.ndarray, width: int) -> np.ndarray:

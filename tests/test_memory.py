@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from localspec.llama import devices
-from localspec.memory import Pool, _narrowed, cgroup_limits, pools
+from localspec.machine import Pool, _narrowed, cgroup_limits, pools
 
 GIB = 2**30
 

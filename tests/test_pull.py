@@ -18,10 +18,10 @@ import tiny
 from hub import COMMIT, Hub, sha256
 
 import localspec
-from localspec import models
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
+from localspec.hub import huggingface, registry, transfer
+from localspec.hub import pull as fetch
 from localspec.llama import knows_architecture
-from localspec.models import fetch, hub, transfer
 
 TARGETS, DRAFTERS = "maker/Tiny-GGUF", "lab/Tiny-DFlash2-GGUF"
 TARGET, DRAFTER = "tiny-Q4_K_M.gguf", "tiny-DFlash2-Q8_0.gguf"
@@ -103,7 +103,7 @@ def server(running_server: Hub, files: dict[str, Path], tmp_path: Path, monkeypa
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(transfer.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(models, "HERE", tmp_path)
+    monkeypatch.setattr(registry, "HERE", tmp_path)
     (tmp_path / "tiny.toml").write_text(PAIR.replace("SHA256", sha256(files["drafter"].read_bytes())))
     server.repos = {
         TARGETS: {TARGET: files["target"].read_bytes(), "tiny-Q8_0.gguf": files["target"].read_bytes() + b"Q8_0"},
@@ -134,7 +134,7 @@ def left_over(folder: Path) -> list[str]:
 
 
 def test_a_pair_is_pulled_and_speaks(server: Hub, files: dict[str, Path], tmp_path: Path, screen: Lines) -> None:
-    paths = fetch.pull_pair(models.get("tiny"), screen)
+    paths = fetch.pull_pair(registry.get("tiny"), screen)
     assert [path.name for path in paths] == [TARGET, DRAFTER]
     assert paths[0].read_bytes() == files["target"].read_bytes()
     assert paths[0].parent.name == COMMIT
@@ -142,8 +142,8 @@ def test_a_pair_is_pulled_and_speaks(server: Hub, files: dict[str, Path], tmp_pa
     assert screen.done == sorted(screen.done)
     assert screen.done[-1] == sum(files[name].stat().st_size for name in ("target", "drafter"))
     n = len(server.requests)
-    assert models.get("tiny").is_here()
-    assert fetch.pull_pair(models.get("tiny"), screen) == paths
+    assert registry.get("tiny").is_here()
+    assert fetch.pull_pair(registry.get("tiny"), screen) == paths
     with localspec.load("tiny", n_ctx=256, n_threads=1) as pair:
         assert pair.generate("abc", max_tokens=10, draft_max=7).tokens == pair.generate("abc", max_tokens=10).tokens
         assert pair.target_path == paths[0]
@@ -155,7 +155,7 @@ def test_sizes_and_room_are_shown_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr(fetch, "_check_headers", lambda *args: pytest.fail("stop") if not screen.lines else 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     text = "\n".join(screen.lines)
     assert f"2.53 MB  {TARGETS}/{TARGET}" in text
     assert f"1.85 MB  {DRAFTERS}/{DRAFTER}" in text
@@ -167,9 +167,9 @@ def test_sizes_and_room_are_shown_before_anything_is_fetched(
 
 
 def test_another_quantisation(server: Hub, screen: Lines) -> None:
-    assert fetch.pull_pair(models.get("tiny:q8_0"), screen)[0].name == "tiny-Q8_0.gguf"
-    assert models.get("tiny").target_path().name == "tiny-Q8_0.gguf"  # what is here serves
-    assert not models.get("tiny:Q4_K_M").is_here()
+    assert fetch.pull_pair(registry.get("tiny:q8_0"), screen)[0].name == "tiny-Q8_0.gguf"
+    assert registry.get("tiny").target_path().name == "tiny-Q8_0.gguf"  # what is here serves
+    assert not registry.get("tiny:Q4_K_M").is_here()
 
 
 def test_a_pull_of_a_repository_takes_the_drafter_beside_it(server: Hub, screen: Lines, files: dict[str, Path]) -> None:
@@ -206,8 +206,8 @@ def test_shards(server: Hub, screen: Lines, files: dict[str, Path]) -> None:
 def test_a_header_is_read_from_the_first_bytes(
     server: Hub, screen: Lines, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "PEEK", (1000, 4000, 40_000))
-    fetch.pull_pair(models.get("tiny"), screen)
+    monkeypatch.setattr(huggingface, "PEEK", (1000, 4000, 40_000))
+    fetch.pull_pair(registry.get("tiny"), screen)
     n = files["target"].stat().st_size
     assert server.ranges()[:3] == ["bytes=0-999", "bytes=1000-3999", "bytes=4000-39999"]
     assert f"bytes=40000-{n - 1}" in server.ranges()
@@ -235,16 +235,16 @@ def test_files_that_would_not_run_are_refused_by_their_first_bytes(
     kind: type[LocalspecError],
     words: list[str],
 ) -> None:
-    monkeypatch.setattr(hub, "PEEK", (50_000,))
+    monkeypatch.setattr(huggingface, "PEEK", (50_000,))
     server.repos = {TARGETS: {TARGET: files[target].read_bytes()}, DRAFTERS: {DRAFTER: files[drafter].read_bytes()}}
     (tmp_path / "tiny.toml").write_text(PAIR.replace(', sha256 = "SHA256"', ""))
     with pytest.raises(kind) as caught:
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     assert all(word in str(caught.value) for word in words)
     assert "incomplete" not in str(caught.value)
     assert set(server.ranges()) == {"bytes=0-49999"}
     assert left_over(tmp_path) == []
-    assert not models.get("tiny").is_here()
+    assert not registry.get("tiny").is_here()
 
 
 def test_what_is_no_gguf_is_refused(server: Hub, screen: Lines, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_what_is_no_gguf_is_refused(server: Hub, screen: Lines, tmp_path: Path) 
 def test_a_header_bomb_is_refused(
     server: Hub, screen: Lines, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    monkeypatch.setattr(hub, "PEEK", (1000, 50_000))
+    monkeypatch.setattr(huggingface, "PEEK", (1000, 50_000))
     data = files["target"].read_bytes()
     bomb = data[:place] + (1 << 60).to_bytes(8, "little") + data[place + 8 :]  # tensors, keys, length of the first key
     server.repos = {TARGETS: {"a.gguf": bomb}}
@@ -271,7 +271,7 @@ def test_a_header_bomb_is_refused(
 def test_another_block_size_is_only_a_note(server: Hub, screen: Lines, tmp_path: Path) -> None:
     path = tmp_path / "tiny.toml"
     path.write_text(path.read_text().replace("block_size = 8", "block_size = 16"))
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     assert any("block size 8" in line and "16" in line for line in screen.lines)
 
 
@@ -280,7 +280,7 @@ def test_too_large_for_memory_is_only_a_note(
 ) -> None:
     total = sum(files[name].stat().st_size for name in ("target", "drafter"))
     monkeypatch.setattr(fetch, "fits", lambda n: n < total)
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     assert any("too large for the memory" in line for line in screen.lines)
 
 
@@ -297,20 +297,20 @@ def test_one_fault_is_overcome(server: Hub, screen: Lines, files: dict[str, Path
     server.faults["get"] = ["no-range", "drop"] if fault == "garbled range" else [fault]
     server.retry_after = "0"
     server.hang_s = 0.8
-    paths = fetch.pull_pair(models.get("tiny"), screen)
+    paths = fetch.pull_pair(registry.get("tiny"), screen)
     assert [path.read_bytes() for path in paths] == [files[name].read_bytes() for name in ("target", "drafter")]
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "reset"])
 def test_a_listing_is_asked_for_again(server: Hub, screen: Lines, fault: str) -> None:
     server.faults["api"] = [fault]
-    fetch.pull_pair(models.get("tiny"), screen)
-    assert models.get("tiny").is_here()
+    fetch.pull_pair(registry.get("tiny"), screen)
+    assert registry.get("tiny").is_here()
 
 
 def test_a_dropped_connection_is_taken_up_where_it_broke(server: Hub, screen: Lines, files: dict[str, Path]) -> None:
     server.faults["get"] = ["drop", "drop"]
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     n = files["target"].stat().st_size
     assert server.ranges()[:3] == [f"bytes={start}-{n - 1}" for start in (0, n // 2, n // 2 + (n - n // 2) // 2)]
 
@@ -320,19 +320,19 @@ def test_a_later_pull_goes_on_from_a_dead_one(server: Hub, screen: Lines, files:
     with pytest.raises(
         MissingError, match=rf"^the download from {TARGETS} failed \(.*\): run .* again and it goes on where it was\.$"
     ):
-        fetch.pull_pair(models.get("tiny"), screen)
-    assert not models.get("tiny").is_here()
+        fetch.pull_pair(registry.get("tiny"), screen)
+    assert not registry.get("tiny").is_here()
     n = len(server.ranges())
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     size = files["target"].stat().st_size
     assert server.ranges()[n] == f"bytes={size // 2}-{size - 1}"
-    assert models.get("tiny").is_here()
+    assert registry.get("tiny").is_here()
 
 
 def test_a_killed_pull_is_taken_up_where_it_was(server: Hub, files: dict[str, Path], tmp_path: Path) -> None:
     server.faults["get"], server.hang_s = ["stall"], 20.0
     environment = os.environ | {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "localspec.app", "pull", f"{TARGETS}/{TARGET}"]
+    command = [sys.executable, "-m", "localspec.cli.main", "pull", f"{TARGETS}/{TARGET}"]
     data = files["target"].read_bytes()
     part = tmp_path / "hub" / f"models--{TARGETS.replace('/', '--')}" / "blobs" / f"{sha256(data)}.incomplete"
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as child:
@@ -346,30 +346,30 @@ def test_a_killed_pull_is_taken_up_where_it_was(server: Hub, files: dict[str, Pa
 
 
 def test_two_pulls_at_once_fetch_once(server: Hub, files: dict[str, Path]) -> None:
-    pulls = [Thread(target=fetch.pull_pair, args=(models.get("tiny"), Lines())) for _ in range(2)]
+    pulls = [Thread(target=fetch.pull_pair, args=(registry.get("tiny"), Lines())) for _ in range(2)]
     for pull in pulls:
         pull.start()
     for pull in pulls:
         pull.join()
-    assert models.get("tiny").is_here()
+    assert registry.get("tiny").is_here()
     assert len(server.ranges()) == 2
 
 
 def test_a_pull_waits_for_another_one(server: Hub, screen: Lines) -> None:
-    pull = Thread(target=fetch.pull_pair, args=(models.get("tiny"), screen))
-    with hub.alone(Lines()):
+    pull = Thread(target=fetch.pull_pair, args=(registry.get("tiny"), screen))
+    with huggingface.alone(Lines()):
         pull.start()
         until(lambda: "another pull is at work: waiting for it" in screen.lines)
         assert server.requests == []
     pull.join()
-    assert models.get("tiny").is_here()
+    assert registry.get("tiny").is_here()
 
 
 def test_the_server_is_given_the_time_it_asks_for(server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(transfer.time, "sleep", waits.append)
     server.faults["get"], server.retry_after = ["429"], "37"
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     assert waits == [37.0]
 
 
@@ -435,18 +435,18 @@ def test_trouble_ends_in_one_sentence(
 ) -> None:
     trouble(server)
     with pytest.raises(MissingError, match=r"^[^\n]*\S\.?$") as caught:
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     assert all(word in str(caught.value) for word in words), caught.value
-    assert not models.get("tiny").is_here()
+    assert not registry.get("tiny").is_here()
 
 
 def test_damaged_bytes_are_not_kept(server: Hub, screen: Lines, tmp_path: Path) -> None:
     server.faults["get"] = ["garble"]
     with pytest.raises(MissingError):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     assert not any((tmp_path / "hub").glob("*/blobs/" + "[0-9a-f]" * 64))
-    fetch.pull_pair(models.get("tiny"), screen)
-    assert models.get("tiny").is_here()
+    fetch.pull_pair(registry.get("tiny"), screen)
+    assert registry.get("tiny").is_here()
 
 
 def test_a_token_opens_a_gate_and_goes_to_the_hub_only(
@@ -457,10 +457,10 @@ def test_a_token_opens_a_gate_and_goes_to_the_hub_only(
     with pytest.raises(
         MissingError, match=f"{TARGETS} is gated and your account has no access yet: accept its licence"
     ):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     server.tokens.clear()
-    fetch.pull_pair(models.get("tiny"), screen)
+    fetch.pull_pair(registry.get("tiny"), screen)
     assert ("127.0.0.1", "Bearer hf_right") in server.tokens
     assert {token for host, token in server.tokens if host == "localhost"} == {None}
 
@@ -470,7 +470,7 @@ def test_offline_is_one_sentence(server: Hub, screen: Lines, monkeypatch: pytest
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(MissingError, match=rf"^HF_HUB_OFFLINE is set, so {TARGETS} cannot be fetched: unset it"):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     assert server.requests == []
 
 
@@ -479,7 +479,7 @@ def test_no_network_is_one_sentence(server: Hub, screen: Lines, monkeypatch: pyt
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(MissingError, match=rf"^the download from {TARGETS} failed \(.*refused.*\): run"):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "ftp://x", "http://", "huggingface.co"])
@@ -492,7 +492,7 @@ def test_an_endpoint_that_is_none_is_named(
     with pytest.raises(
         OptionError, match=rf"^HF_ENDPOINT is '{address}', which is no address of a server; .* unset it\.$"
     ):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
 
 
 def test_an_empty_endpoint_is_none(server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,8 +500,8 @@ def test_an_empty_endpoint_is_none(server: Hub, screen: Lines, monkeypatch: pyte
 
     monkeypatch.setattr(constants, "ENDPOINT", "")
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(hub, "HUB", server.url)
-    assert fetch.pull_pair(models.get("tiny"), screen)[0].name == TARGET
+    monkeypatch.setattr(huggingface, "HUB", server.url)
+    assert fetch.pull_pair(registry.get("tiny"), screen)[0].name == TARGET
 
 
 def test_only_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,7 +523,7 @@ def test_no_room_is_said_before_anything_is_fetched(
     with pytest.raises(
         MissingError, match=r"^4\.38 MB are needed where .* lies and 1\.00 MB are free: make room or set HF_HOME"
     ):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
     assert server.ranges() == []
 
 
@@ -534,17 +534,17 @@ def test_a_full_or_forbidden_disk_is_one_sentence(
     def fail(*args: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(hub, "copy", fail)
+    monkeypatch.setattr(huggingface, "copy", fail)
     with pytest.raises(
         MissingError, match=r"(is full: make room or|cannot write to .*:) set HF_HOME to another folder"
     ):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
 
 
 def test_a_cache_that_is_no_folder_is_one_sentence(server: Hub, screen: Lines, tmp_path: Path) -> None:
     (tmp_path / "hub").write_text("")
     with pytest.raises(MissingError, match=r"^cannot write to .*hub \(.*\): set HF_HOME to another folder\.$"):
-        fetch.pull_pair(models.get("tiny"), screen)
+        fetch.pull_pair(registry.get("tiny"), screen)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_only_pull_uses_the_network(server: Hub, files: dict[str, Path], tmp_pat
 
     def call(*arguments: str, closed: bool = True) -> str:
         more = {"PYTHONPATH": str(tmp_path / "closed")} if closed else {}
-        command = [sys.executable, "-m", "localspec.app", *arguments]
+        command = [sys.executable, "-m", "localspec.cli.main", *arguments]
         done = subprocess.run(command, env=environment | more, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "NETWORK" not in done.stderr
@@ -625,7 +625,7 @@ def test_only_pull_uses_the_network(server: Hub, files: dict[str, Path], tmp_pat
 
 def test_the_closed_sockets_of_that_test_are_closed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
-    command = [sys.executable, "-m", "localspec.app", "pull", "maker/Tiny-GGUF"]
+    command = [sys.executable, "-m", "localspec.cli.main", "pull", "maker/Tiny-GGUF"]
     environment = os.environ | {
         "PYTHONPATH": str(tmp_path),
         "HF_HOME": str(tmp_path),

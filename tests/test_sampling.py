@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 
+from localspec.engine.sampling import Sampler, SamplingParams, distribution, penalise
 from localspec.errors import LocalspecError, OptionError
-from localspec.sampling import Sampler, SamplingParams, distribution, penalise
 
 N_VOCAB = 60
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from localspec.stats import Round, Stats, total
+from localspec.engine.stats import Round, Stats, total
 
 ROUNDS = [
     Round([1, 2, 3], n_drafted=3, n_deep=3, n_accepted=2, draft_s=0.1, verify_s=0.5, inject_s=0.2, total_s=1.0),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from localspec import target as module
+from localspec.engine import target as module
+from localspec.engine.target import Target
 from localspec.errors import BackendError
-from localspec.target import Target
 
 
 class FakeContext:
@@ -84,4 +84,4 @@ def test_a_rollback_that_is_refused_is_an_error_not_a_wrong_memory(monkeypatch: 
     speaker.context.refuses = True  # type: ignore[attr-defined]
     speaker.n_past, speaker._n_batch = 94, 6
     with pytest.raises(BackendError, match=r"big\.gguf .* from 100 to 95"):
-        speaker.keep([0])
+        speaker.commit([0])

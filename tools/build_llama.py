@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from localspec.cache import cache_dir  # noqa: E402
+from localspec.storage import cache_dir  # noqa: E402
 
 # GCC 12 (and older) believes that `ldtilecfg` reads 8 of its 64 bytes and drops the stores of the others as dead: any
 # batch of two tokens then dies in ggml's AMX kernels. With its stores kept AMX works and is three times as fast as

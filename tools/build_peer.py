@@ -17,7 +17,7 @@ from pathlib import Path
 
 from build_llama import build_settings, dependencies, find, target  # puts the checkout on sys.path
 
-from localspec.cache import cache_dir
+from localspec.storage import cache_dir
 
 SETTINGS = [
     "-DCMAKE_BUILD_TYPE=Release",

@@ -15,7 +15,7 @@ import numpy as np
 from localspec.distill.store import Span
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Vocab
-from localspec.ngram import FAR, LAST
+from localspec.planning.ngram import FAR, LAST
 from localspec.text import ChatTemplate
 
 # How a question may begin. A small model left alone asks much the same things; what it asks about is still its own.

@@ -10,11 +10,11 @@ from rich.filesize import decimal as size
 
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Header
-from localspec.memory import ram
+from localspec.machine import ram
 
 if TYPE_CHECKING:
+    from localspec.distill.options import Options
     from localspec.distill.start import Shape
-    from localspec.distill.train import Options
 
 
 def check_disk(folder: Path, need: int, what: str) -> None:

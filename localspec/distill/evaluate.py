@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from localspec import compat
+from localspec.dflash import compat
 from localspec.distill.metrics import Picks, by_text, calibration, join
 from localspec.distill.store import ChatRecord, Text
 from localspec.distill.windows import NO_LABEL, anchors_of, labels_of, repeating
-from localspec.drafter import Drafter
-from localspec.lattice import Lattice
+from localspec.engine.drafter import Drafter
+from localspec.engine.lattice import Lattice
+from localspec.engine.target import N_BATCH, Target
 from localspec.llama import Model, read_header
-from localspec.target import N_BATCH, Target
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,9 @@ from torch import Tensor
 
 from localspec.distill.metrics import Picks, judge
 from localspec.distill.model import Drafter
+from localspec.distill.options import OBJECTIVES, Options
 from localspec.distill.windows import NO_LABEL, Batch
 
-if TYPE_CHECKING:
-    from localspec.distill.train import Options
-
-OBJECTIVES = {"ce": 0.0, "kl": 1.0, "mix": 0.5}  # the share of the target's own distribution, the rest is its choice
-POSITION_WEIGHTS = ("drawn", "exponential", "d-pace")
 GOLDEN = 0.6180339887498949  # its multiples modulo 1 are as even as can be, however many there are
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.compat import TARGET_ARCHS, check_target
+from localspec.dflash.compat import TARGET_ARCHS, check_target
 from localspec.distill.chats import Chat, Chats, Recipe, Setting
 from localspec.distill.chats import setting as how_it_speaks
 from localspec.distill.checks import check_disk, check_synthesis

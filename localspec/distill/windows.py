@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localspec.distill.store import NONE, ChatRecord, Data
 from localspec.errors import OptionError
-from localspec.ngram import FAR, LAST
+from localspec.planning.ngram import FAR, LAST
 
 Ints = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.errors import BackendError
-from localspec.llama import partner
+from localspec.llama import decode_thread
 from localspec.llama.binding import C, Log, ext, uninterrupted
 from localspec.llama.model import Model
 
@@ -181,7 +181,7 @@ class Context:
 
     def _send(self, batch: Any) -> None:
         pointer = self.pointer
-        status = partner.run(lambda: C.llama_decode(pointer, batch))
+        status = decode_thread.run(lambda: C.llama_decode(pointer, batch))
         if status != 0:
             why = {1: "its memory is full", 2: "it was aborted"}.get(status, f"status {status}")
             raise BackendError(f"llama.cpp could not decode {batch.n_tokens} tokens: {why}.")

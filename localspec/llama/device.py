@@ -16,7 +16,7 @@ class Device:
     """`kind`: "cpu", "gpu" (its own memory), "igpu" (the computer's memory) or "accel" (works beside the CPU).
 
     `total` and `free` in bytes; both 0 where the driver does not say. For the CPU ggml reports all RAM as free on
-    most systems: ask `localspec.memory` instead.
+    most systems: ask `localspec.machine` instead.
     """
 
     name: str

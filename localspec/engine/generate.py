@@ -1,0 +1,192 @@
+"""The round, repeated: draft, select, verify, accept, roll back, inject.
+
+Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither memory; both memories hold exactly the
+positions before it. Plain decoding is the same loop with an empty draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localspec.engine.accept import rejection, sample_and_match
+from localspec.engine.drafter import Drafter
+from localspec.engine.lattice import Lattice
+from localspec.engine.paths import Chain, Draft, depths
+from localspec.engine.plan import Plan
+from localspec.engine.sampling import Sampler
+from localspec.engine.stats import Round
+from localspec.engine.target import N_BATCH, Target
+from localspec.errors import OptionError
+
+N_WAIT = 512  # rounds whose features may wait for their injection
+
+Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What reading the prompt took: `n_cached` tokens were in memory already, `n` were read in `total_s` seconds."""
+
+    n_cached: int
+    n: int
+    total_s: float
+
+
+class Engine:
+    """Target, drafter and the tokens they have in common: the one place that holds a generation's state."""
+
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+        self.target, self.drafter = target, drafter
+        self.tokens: list[int] = []
+        self._spec = False  # whether the drafter keeps up with the target
+        self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
+        self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
+
+    @property
+    def room(self) -> int:
+        """How many tokens a draft may have before the context is full; negative when nothing fits any more."""
+        return self.target.n_ctx - len(self.tokens)
+
+    def lag(self, prompt: Sequence[int]) -> int:
+        """Tokens of `prompt` that the target remembers and would read again for the drafter's sake only."""
+        if self.drafter is None or not self._in_sync:
+            return 0
+        waiting = sum(len(features) for features in self._pending)
+        return max(0, self._known(prompt) - self.drafter.n_past - waiting)
+
+    def start(
+        self, prompt: Sequence[int], *, spec: bool, progress: Callable[[int, int], None] | None = None
+    ) -> Prefill:
+        """Bring both memories to the prompt, re-using what they hold; its last token becomes the anchor.
+
+        `progress(done, all)` is called after each chunk. With `spec` false the drafter stays behind.
+        """
+        began = perf_counter()
+        keep = self._rewind_to_common(prompt, spec)
+        self.tokens = list(prompt)
+        self.target.expose_features(spec)
+        self._spec = spec
+        for start in range(keep, len(prompt) - 1, N_BATCH):
+            chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
+            self.target.prefill(chunk)
+            if spec and self.drafter:
+                self.drafter.inject(self.target.features(slice(len(chunk))))
+            if progress:
+                progress(start + len(chunk), len(prompt) - 1)
+        self._in_sync = True
+        return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
+
+    def round(self, plan: Plan, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
+        """One round as `plan` wants it. Returns it and whether the answer ends with it."""
+        self._in_sync = False
+        began = perf_counter()
+        anchor, room = self.tokens[-1], self.room
+        n_slots = plan.begin(self.tokens, room)
+        begun = perf_counter()
+        lattice = self._draft(anchor, n_slots) if n_slots > 0 else None
+        drafted = perf_counter()
+        draft = plan.select(lattice).head(room)
+        selected = perf_counter()
+        rows = self.target.verify(anchor, draft)
+        verified = perf_counter()
+        emitted, visited = self._accept(rows, draft, sampler)
+        n_matched = len(emitted) - 1
+        n_kept, ends = clip(emitted)
+        del emitted[n_kept:], visited[n_kept:]
+        accepted = perf_counter()
+        self.target.commit(visited)
+        if self.drafter and self._spec:
+            self._remember(self.target.features(visited), wait=n_slots == 0)
+        self.tokens += emitted
+        ended = perf_counter()
+        self._in_sync = True
+        return Round(
+            tokens=emitted,
+            n_drafted=len(draft.tokens),
+            n_deep=max(depths(draft), default=0),
+            n_accepted=min(n_matched, n_kept),
+            draft_s=drafted - begun,
+            verify_s=verified - selected,
+            inject_s=ended - accepted,
+            total_s=ended - began,
+        ), ends
+
+    def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
+        """The tokens this round emits and the rows of the batch that decided on them."""
+        recent = self.tokens[-sampler.window :] if sampler.window else []
+        if isinstance(draft, Chain) and draft.q is not None and sampler.params.temperature > 0:
+            return rejection(rows, draft, lambda row, said: sampler.distribution(row, recent + said), sampler)
+        n = len(self.tokens)
+        return sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said, n + len(said)))
+
+    def _draft(self, anchor: int, n_slots: int) -> Lattice | None:
+        if self.drafter is None:
+            return None
+        self._inject_pending()
+        return self.drafter.draft(anchor, n_slots)
+
+    def _remember(self, features: NDArray[np.float32], *, wait: bool) -> None:
+        """Give the drafter the features of kept tokens: at once, or many together where it is not asked to draft."""
+        self._pending.append(features.copy())
+        if not wait or len(self._pending) >= N_WAIT:
+            self._inject_pending()
+
+    def _inject_pending(self, until: int | None = None) -> None:
+        """Give the drafter what waits, up to position `until`."""
+        if self.drafter and self._pending:
+            wanted = None if until is None else max(0, until - self.drafter.n_past)
+            self.drafter.inject(np.concatenate(self._pending)[:wanted])
+        self._pending.clear()
+
+    def forget(self) -> None:
+        """Trust neither memory any more: the next `start` reads its whole prompt."""
+        self.tokens, self._in_sync = [], False
+
+    def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
+        if not self._in_sync:
+            self._pending.clear()
+            self.target.forget()
+            if self.drafter:
+                self.drafter.forget()
+        self._in_sync = False
+        keep = self._known(prompt)
+        self._inject_pending(keep)
+        if spec and self.drafter:
+            keep = min(keep, self.drafter.n_past)
+        keep = self.target.rewind(keep)
+        if self.drafter:
+            self.drafter.rewind(min(keep, self.drafter.n_past))
+        return keep
+
+    def _known(self, prompt: Sequence[int]) -> int:
+        """How many tokens of `prompt` the target holds, all but the last at most."""
+        return min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
+
+
+def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Iterator[Round]:
+    """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
+
+    Raises OptionError when another answer has been started meanwhile: the memories are no longer this one's.
+    """
+    tokens, ends = engine.tokens, False
+    while not ends and engine.room >= 0:
+        if engine.tokens is not tokens:
+            raise OptionError("another answer has begun on this pair; finish or close one before the next.")
+        round, ends = engine.round(plan, sampler, clip)
+        plan.learn(round)
+        yield round
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

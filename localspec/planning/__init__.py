@@ -1,0 +1,1 @@
+"""How much to draft, and from where, so that it pays on this machine."""
