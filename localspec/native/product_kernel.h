@@ -240,17 +240,17 @@ INLINE void tile(const tile_rows & w, const column * columns, int64_t k, F (&res
 }
 
 template <class E, int N>
-TARGET void rows(const tile_rows & w, const column * columns, int64_t k, int64_t row, int64_t n_rows) {
+TARGET void rows(const tile_rows & w, const column * columns, int64_t k, int64_t row, int64_t end) {
     F result[V::vectors][N];
     tile<E, N>(w, columns, k, result);
     for (int v = 0; v < V::vectors; v++, row += V::rows) {
         for (int c = 0; c < N; c++) {
-            if (row + V::rows <= n_rows) {
+            if (row + V::rows <= end) {
                 V::store(columns[c].y + row, result[v][c]);
-            } else if (row < n_rows) {
+            } else if (row < end) {
                 float last[V::rows];
                 V::store(last, result[v][c]);
-                __builtin_memcpy(columns[c].y + row, last, (n_rows - row) * sizeof(float));
+                __builtin_memcpy(columns[c].y + row, last, (end - row) * sizeof(float));
             }
         }
     }
@@ -275,21 +275,20 @@ TARGET void places_of(const packed & w, const uint8_t * data, rows_at at, places
 }
 
 template <class E>
-TARGET void product(const packed & w, const uint8_t * data, rows_at first, int64_t n_rows, rows_at next,
+TARGET void product(const packed & w, const uint8_t * data, rows_at first, rows_at next, int64_t to, int64_t end,
                     const column * columns, int64_t n_columns) {
     constexpr int step = V::rows * V::vectors;
     const int64_t k    = w.n_blocks * ggml_blck_size(w.code->type);
     tile_rows     at;
     places_of(w, data, first, at.now);
-    for (rows_at row = first; row.row < first.row + n_rows; row.row += step) {
-        const bool is_last = row.row + step >= first.row + n_rows;
-        places_of(w, data, is_last ? next : rows_at{ row.plane, row.row + step }, at.next);
+    for (; to < end; to += step, first.row += step) {
+        places_of(w, data, to + step < end ? rows_at{ first.plane, first.row + step } : next, at.next);
         for (int64_t c = 0; c < n_columns;) {
             const int64_t left  = n_columns - c;
             const int64_t tiles = (left + 3) / 4;
             const int64_t n     = (left + tiles - 1) / tiles;  // 5 are 3 and 2: a tile of one is the dearest
             const auto    tile  = n == 4 ? rows<E, 4> : n == 3 ? rows<E, 3> : n == 2 ? rows<E, 2> : rows<E, 1>;
-            tile(at, columns + c, k, row.row, w.rows);
+            tile(at, columns + c, k, to, end);
             c += n;
         }
         __builtin_memcpy(at.now, at.next, sizeof(at.now));

@@ -248,7 +248,8 @@ void products_forward(isa set, const ggml_compute_params * params, ggml_tensor *
         all.at(ggml_threadpool_chunk_add(params->threadpool, 1), next);
         const rows_at first{ now.plane, from.row + now.row };
         const rows_at then{ next.plane, from.row + next.row };
-        product(from.tensor, from.data, first, now.n_rows, next.n_rows != 0 ? then : first, now.columns, now.n_columns);
+        product(from.tensor, from.data, first, next.n_rows != 0 ? then : first, now.row, now.row + now.n_rows, now.columns,
+                now.n_columns);
         now = next;
     }
 }

@@ -43,8 +43,9 @@ struct rows_at {
     int64_t row;
 };
 
-// Computes n rows from `first` on for all columns, and fetches the beginning of `next` into the cache.
-using product_fn = void (*)(const packed & w, const uint8_t * data, rows_at first, int64_t n_rows, rows_at next,
+// Computes results [to, end) of all columns from the weights' rows from `first` on; fetches the beginning of `next` into the
+// cache.
+using product_fn = void (*)(const packed & w, const uint8_t * data, rows_at first, rows_at next, int64_t to, int64_t end,
                             const column * columns, int64_t n_columns);
 
 quantise_fn quantise_avx2();

@@ -93,4 +93,9 @@ __attribute__((visibility("default"))) int localspec_kernels_use(int set) {
     return 1;
 }
 
+// The buffer type of packed weights, for tests.
+__attribute__((visibility("default"))) ggml_backend_buffer_type_t localspec_kernels_buffer_type(void) {
+    return ggml_backend_cpu_get_extra_buffer_types().front();
+}
+
 }  // extern "C"
