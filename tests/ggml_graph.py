@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from localspec.llama import native
 
 Array = npt.NDArray[Any]
-F32, F16, BF16 = 0, 1, 30
+F32, F16, BF16, INT32, INT64 = 0, 1, 30, 26, 27
+AVX2, AVX512 = 1, 3  # instruction sets (`cpu.h`)
 POINTER, INT, I64, FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
 
@@ -36,11 +38,15 @@ class Plan(ctypes.Structure):  # ggml_cplan
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_init": (POINTER, [Init]),
     "ggml_free": (None, [POINTER]),
-    "ggml_new_tensor_4d": (POINTER, [POINTER, INT, I64, I64, I64, I64]),
+    "ggml_new_tensor_4d": (POINTER, [AVX2, AVX512 = 1, 3  # instruction sets (`cpu.h`)
+POINTER, INT, I64, I64, I64, I64]),
     "ggml_get_data": (POINTER, [POINTER]),
     "ggml_permute": (POINTER, [POINTER, POINTER, INT, INT, INT, INT]),
     "ggml_flash_attn_ext": (POINTER, [POINTER] * 5 + [FLOAT] * 3),
     "ggml_flash_attn_ext_add_sinks": (None, [POINTER, POINTER]),
+    "ggml_fill": (POINTER, [POINTER, POINTER, FLOAT]),
+    "ggml_set_rows": (POINTER, [POINTER] * 4),
+    "ggml_repeat": (POINTER, [POINTER] * 3),
     "ggml_new_graph": (POINTER, [POINTER]),
     "ggml_build_forward_expand": (None, [POINTER, POINTER]),
     "ggml_graph_plan": (Plan, [POINTER, INT, POINTER]),
@@ -132,4 +138,13 @@ def stock_attention() -> Iterator[None]:
         ours.localspec_kernels_attention(1)
 
 
-__all__ = ["BF16", "F16", "F32", "Graph", "decode", "encode", "instruction_set", "stock_attention"]
+def _present(number: int) -> bool:
+    try:
+        ours = native.load().library
+    except native.UnusableError:
+        return False
+    return bool(ours.localspec_kernels_enable() and ours.localspec_kernels_supported(number))
+
+
+SETS = [number for number in (AVX2, AVX512) if _present(number)]  # what can be tested here
+needs_native = pytest.mark.skipif(not SETS, reason="no native part, or no instruction set for it on this CPU")

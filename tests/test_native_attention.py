@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from ggml_graph import BF16, F16, F32, Array, Graph, decode, encode, instruction_set, stock_attention
-
-from localspec.llama import native
+from ggml_graph import (
+    AVX2,
+    AVX512,
+    BF16,
+    F16,
+    F32,
+    SETS,
+    Array,
+    Graph,
+    decode,
+    encode,
+    instruction_set,
+    needs_native,
+    stock_attention,
+)
 
 Floats = npt.NDArray[np.float32]
-AVX2, AVX512 = 1, 3
-
-
-def present(number: int) -> bool:
-    try:
-        library = native.load().library
-    except native.UnusableError:
-        return False
-    return bool(library.localspec_kernels_enable() and library.localspec_kernels_supported(number))
-
-
-SETS = [number for number in (AVX2, AVX512) if present(number)]
-pytestmark = pytest.mark.skipif(not SETS, reason="no native part, or no instruction set for it")
+pytestmark = needs_native
 
 
 @pytest.fixture(params=SETS, ids=lambda number: {AVX2: "avx2", AVX512: "avx512"}[number])

@@ -12,7 +12,7 @@ using floats = simd::floats;
 constexpr int      width       = simd::width;
 constexpr uint16_t hidden      = 0xfc00;  // -inf as F16
 constexpr float    minus_inf    = -__builtin_inff();
-constexpr int64_t  cells_ahead       = 128;  // cells to prefetch ahead
+constexpr int64_t  cells_ahead  = 64;  // cells to prefetch ahead
 constexpr double   weight_shift = 0x1.8p12;  // doubles of this size are multiples of 2^-40
 
 // e^x for x <= 0, within about 1 ulp; 0 below the normal range, not a number if x is not.

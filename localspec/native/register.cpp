@@ -8,6 +8,7 @@
 #include "cpu.h"
 #include "ggml_internals.h"
 #include "products.h"
+#include "single_floats.h"
 
 namespace localspec {
 
@@ -38,6 +39,18 @@ class attention_traits : public ggml::cpu::tensor_traits {
     }
 };
 
+class single_floats_traits : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        single_floats_forward(params, op);
+        return true;
+    }
+};
+
 class kernels : public ggml::cpu::extra_buffer_type {
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
@@ -55,14 +68,19 @@ class kernels : public ggml::cpu::extra_buffer_type {
                 return is_packed(op->src[0]) ? &products : nullptr;
             case GGML_OP_FLASH_ATTN_EXT:
                 return attention_is_ours.load(std::memory_order_relaxed) && attention_supports(op) ? &attention : nullptr;
+            case GGML_OP_FILL:
+            case GGML_OP_SET_ROWS:
+            case GGML_OP_REPEAT:
+                return single_floats_support(op) ? &single_floats : nullptr;
             default:
                 return nullptr;
         }
     }
 
   private:
-    product_traits   products;
-    attention_traits attention;
+    product_traits       products;
+    attention_traits     attention;
+    single_floats_traits single_floats;
 
     // Also of a weight in a buffer without memory, with which llama.cpp asks before it loads.
     bool is_ours(const ggml_tensor * weight) {
@@ -113,6 +131,11 @@ __attribute__((visibility("default"))) int localspec_kernels_use(int set) {
 // Whether attention is ours from the next graph on, for tests and benchmarks. Returns whether it was.
 __attribute__((visibility("default"))) int localspec_kernels_attention(int ours) {
     return localspec::attention_is_ours.exchange(ours != 0);
+}
+
+// The buffer type of packed weights, for tests.
+__attribute__((visibility("default"))) ggml_backend_buffer_type_t localspec_kernels_buffer_type(void) {
+    return ggml_backend_cpu_get_extra_buffer_types().front();
 }
 
 }  // extern "C"
