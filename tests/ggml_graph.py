@@ -38,8 +38,7 @@ class Plan(ctypes.Structure):  # ggml_cplan
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_init": (POINTER, [Init]),
     "ggml_free": (None, [POINTER]),
-    "ggml_new_tensor_4d": (POINTER, [AVX2, AVX512 = 1, 3  # instruction sets (`cpu.h`)
-POINTER, INT, I64, I64, I64, I64]),
+    "ggml_new_tensor_4d": (POINTER, [POINTER, INT, I64, I64, I64, I64]),
     "ggml_get_data": (POINTER, [POINTER]),
     "ggml_permute": (POINTER, [POINTER, POINTER, INT, INT, INT, INT]),
     "ggml_flash_attn_ext": (POINTER, [POINTER] * 5 + [FLOAT] * 3),
