@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "localspec_kernels_supported": (ctypes.c_int, [ctypes.c_int]),
     "localspec_kernels_name": (ctypes.c_char_p, [ctypes.c_int]),
     "localspec_kernels_use": (ctypes.c_int, [ctypes.c_int]),
+    "localspec_kernels_attention": (ctypes.c_int, [ctypes.c_int]),
 }
 
 

@@ -1,7 +1,6 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "attention_tiles.h"
@@ -11,9 +10,9 @@ namespace {
 
 using namespace attention;
 
-constexpr int64_t kChunk     = 256;      // cells of one unit of work where threads share the cells of a head
-constexpr int64_t kShort     = 256;      // up to as many cells, sharing costs more than it brings
-constexpr int64_t kScoreRoom = 1 << 18;  // floats of scores a thread keeps for one tile, if eight rows fit
+constexpr int64_t chunk_cells     = 256;      // cells of one unit of work where threads share the cells of a head
+constexpr int64_t few_cells     = 256;      // up to as many cells, sharing costs more than it brings
+constexpr int64_t score_room = 1 << 18;  // floats of scores a thread keeps for one tile, if eight rows fit
 
 int64_t padded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -29,11 +28,11 @@ float float_param(const ggml_tensor * op, int i) {
 
 // What an op is about. A *group* is one head of keys and values of one stream with the query heads that read it; its
 // rows are its query heads of column 0, of column 1, and so on.
-struct Shape {
+struct op_shape {
     const ggml_tensor *op, *q, *k, *v, *mask;
     int64_t            n_cells, n_kv_heads, n_per_group, n_groups, n_rows;
 
-    explicit Shape(const ggml_tensor * op)
+    explicit op_shape(const ggml_tensor * op)
         : op(op), q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), n_cells(k->ne[1]),
           n_kv_heads(k->ne[2]), n_per_group(q->ne[2] / k->ne[2]), n_groups(k->ne[2] * k->ne[3]),
           n_rows(q->ne[1] * n_per_group) {}
@@ -41,12 +40,12 @@ struct Shape {
     int64_t stream(int64_t group) const { return group / n_kv_heads; }
     int64_t kv_head(int64_t group) const { return group % n_kv_heads; }
 
-    Cells cells(const ggml_tensor * t, int64_t group) const {
+    head_cells cells(const ggml_tensor * t, int64_t group) const {
         return {(const char *) t->data + kv_head(group) * t->nb[2] + stream(group) * t->nb[3], t->nb[1], n_cells, t->ne[0]};
     }
 
-    Rows rows(int64_t group, int64_t first, int64_t n) const {
-        Rows rows = {n, {}, {}, {}};
+    row_tile rows(int64_t group, int64_t first, int64_t n) const {
+        row_tile rows = {n, {}, {}, {}};
         for (int64_t i = 0; i < n; ++i) {
             const int64_t column = (first + i) / n_per_group, s = stream(group);
             const int64_t head = kv_head(group) * n_per_group + (first + i) % n_per_group;
@@ -63,7 +62,7 @@ struct Shape {
 // How the work is cut. Nothing of it can change a result. Threads take whole tiles of rows from the scores to the
 // values; where those are few, they *share*: first the scores of all rows, cut by cells, then, after a barrier, the
 // values, cut by rows and dimensions.
-struct Plan {
+struct work_plan {
     bool    shared;
     int64_t tile_rows;   // of a whole tile, and of a tile of scores
     int64_t value_rows;  // of a tile of values where threads share
@@ -72,39 +71,39 @@ struct Plan {
     size_t  scratch;     // bytes of a thread
     size_t  scores;      // bytes of all scores where threads share, of one thread's where not
 
-    Plan(const Shape & shape, int n_threads);
+    work_plan(const op_shape & shape, int n_threads);
 
     size_t size(int n_threads) const { return n_threads * scratch + (shared ? scores : n_threads * scores); }
 };
 
-struct ScratchLayout {
+struct scratch_layout {
     size_t keys, queries, weights, tile, sums, end;
 
-    explicit ScratchLayout(const Shape & shape) {
+    explicit scratch_layout(const op_shape & shape) {
         const int64_t dk = shape.k->ne[0], dv = shape.v->ne[0];
         keys    = 0;
-        queries = keys + padded(kCells * padded(dk, kHeadBlock) * sizeof(float), 64);
-        weights = queries + padded(kRows * dk * sizeof(float), 64);
-        tile    = weights + padded(kRows * kCells * sizeof(float), 64);
-        sums    = tile + padded(kCells * std::max(dk, dv) * sizeof(float), 64);
-        end     = sums + padded(kRows * dv * sizeof(float), 64);
+        queries = keys + padded(tile_cells * padded(dk, head_block) * sizeof(float), 64);
+        weights = queries + padded(max_rows * dk * sizeof(float), 64);
+        tile    = weights + padded(max_rows * tile_cells * sizeof(float), 64);
+        sums    = tile + padded(tile_cells * std::max(dk, dv) * sizeof(float), 64);
+        end     = sums + padded(max_rows * dv * sizeof(float), 64);
     }
 
-    Scratch at(char * base) const {
+    scratch_memory at(char * base) const {
         return {base + keys, (float *) (base + queries), (float *) (base + weights), (float *) (base + tile),
                 (float *) (base + sums)};
     }
 };
 
-Plan::Plan(const Shape & shape, int n_threads) {
-    stride  = padded(shape.n_cells, kCells);
-    scratch = ScratchLayout(shape).end;
+work_plan::work_plan(const op_shape & shape, int n_threads) {
+    stride  = padded(shape.n_cells, tile_cells);
+    scratch = scratch_layout(shape).end;
 
-    const int64_t fitting = std::clamp<int64_t>(kScoreRoom / stride / 8 * 8, 8, kRows);
+    const int64_t fitting = std::clamp<int64_t>(score_room / stride / 8 * 8, 8, max_rows);
     const int64_t n_tiles = shape.n_groups * ceil_div(shape.n_rows, fitting);
-    shared = shape.n_cells > kShort && n_tiles % n_threads != 0 && n_tiles < 4 * n_threads;
+    shared = shape.n_cells > few_cells && n_tiles % n_threads != 0 && n_tiles < 4 * n_threads;
 
-    tile_rows  = std::min(shape.n_rows, shared ? kRows : fitting);
+    tile_rows  = std::min(shape.n_rows, shared ? max_rows : fitting);
     scores     = padded((shared ? shape.n_groups * shape.n_rows : tile_rows) * stride * sizeof(float), 64);
     value_rows = tile_rows;
     n_slices   = 1;
@@ -112,7 +111,7 @@ Plan::Plan(const Shape & shape, int n_threads) {
     // The cut of the values that ends first: a slice repeats the weights of its rows, a tile the conversion of values.
     double best = 1e30;
     for (int64_t rows : {24, 16, 8}) {
-        for (int64_t slices = 1; slices <= ceil_div(shape.v->ne[0], 2 * kHeadStep); slices *= 2) {
+        for (int64_t slices = 1; slices <= ceil_div(shape.v->ne[0], 2 * head_step); slices *= 2) {
             const int64_t n_units = shape.n_groups * ceil_div(shape.n_rows, rows) * slices;
             const double  unit = (double) (std::min(rows, shape.n_rows) + 2) / slices + 0.25 * std::min(rows, shape.n_rows);
             const double  cost = ceil_div(n_units, n_threads) * unit;
@@ -123,29 +122,25 @@ Plan::Plan(const Shape & shape, int n_threads) {
     }
 }
 
-struct Selected {
-    ScoresKernel scores;
-    ValuesKernel values;
+struct chosen_kernels {
+    scores_kernel scores;
+    values_kernel values;
 
-    explicit Selected(const Shape & shape) {
-        const Kernels & kernels = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && !getenv("ATTN_AVX2") ? kAvx512 : kAvx2;
-        scores = shape.k->type == GGML_TYPE_F32   ? kernels.scores_f32
-                 : shape.k->type == GGML_TYPE_F16 ? kernels.scores_f16
-                                                  : kernels.scores_bf16;
-        values = shape.v->type == GGML_TYPE_F32   ? kernels.values_f32
-                 : shape.v->type == GGML_TYPE_F16 ? kernels.values_f16
-                                                  : kernels.values_bf16;
+    chosen_kernels(isa set, const op_shape & shape) {
+        const attention_kernels & all = set == isa::avx512vnni ? avx512_kernels : avx2_kernels;
+        scores = shape.k->type == GGML_TYPE_F32 ? all.scores_f32 : shape.k->type == GGML_TYPE_F16 ? all.scores_f16 : all.scores_bf16;
+        values = shape.v->type == GGML_TYPE_F32 ? all.values_f32 : shape.v->type == GGML_TYPE_F16 ? all.values_f16 : all.values_bf16;
     }
 };
 
 // One thread's part of an op.
-struct Worker {
-    const Shape &  shape;
-    const Plan &   plan;
-    const Selected kernels;
+struct worker {
+    const op_shape &  shape;
+    const work_plan &   plan;
+    const chosen_kernels kernels;
     const int      ith, nth;
     const float    scale;
-    const Scratch  scratch;
+    const scratch_memory  scratch;
     float *        scores;  // of all rows where threads share, else of this thread's tile
 
     void score(int64_t group, int64_t first, int64_t n, int64_t begin, int64_t end, float * out) const {
@@ -171,18 +166,18 @@ struct Worker {
     }
 
     void shared_score_tiles() const {
-        const int64_t n_tiles = ceil_div(shape.n_rows, plan.tile_rows), n_chunks = ceil_div(shape.n_cells, kChunk);
+        const int64_t n_tiles = ceil_div(shape.n_rows, plan.tile_rows), n_chunks = ceil_div(shape.n_cells, chunk_cells);
         for (int64_t unit = ith; unit < shape.n_groups * n_tiles * n_chunks; unit += nth) {
             const int64_t group = unit / n_chunks / n_tiles, first = unit / n_chunks % n_tiles * plan.tile_rows;
             const int64_t n = std::min(plan.tile_rows, shape.n_rows - first);
-            const int64_t begin = unit % n_chunks * kChunk, end = std::min(begin + kChunk, shape.n_cells);
+            const int64_t begin = unit % n_chunks * chunk_cells, end = std::min(begin + chunk_cells, shape.n_cells);
             score(group, first, n, begin, end, shared_scores(group, first));
         }
     }
 
     void shared_value_tiles() const {
         const int64_t n_tiles = ceil_div(shape.n_rows, plan.value_rows), size = shape.v->ne[0];
-        const int64_t slice = padded(ceil_div(size, plan.n_slices), kHeadStep);
+        const int64_t slice = padded(ceil_div(size, plan.n_slices), head_step);
         for (int64_t unit = ith; unit < shape.n_groups * n_tiles * plan.n_slices; unit += nth) {
             const int64_t group = unit / plan.n_slices / n_tiles;
             const int64_t first = unit / plan.n_slices % n_tiles * plan.value_rows;
@@ -201,30 +196,30 @@ bool attention_supports(const ggml_tensor * op) {
     const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
     const bool known = q->type == GGML_TYPE_F32 && is_value_type(k->type) && is_value_type(v->type) && !op->src[4];
     const bool plain = float_param(op, 1) == 0.0f && float_param(op, 2) == 0.0f;  // no ALiBi, no soft cap
-    const bool shapes = k->ne[0] % kHeadStep == 0 && v->ne[0] % kHeadStep == 0 && k->ne[2] == v->ne[2] &&
+    const bool shapes = k->ne[0] % head_step == 0 && v->ne[0] % head_step == 0 && k->ne[2] == v->ne[2] &&
                         k->ne[1] == v->ne[1] && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3];
     const bool rows = q->nb[0] == sizeof(float) && k->nb[0] == ggml_type_size(k->type) && v->nb[0] == ggml_type_size(v->type);
     return known && plain && shapes && rows;
 }
 
 size_t attention_work_size(int n_threads, const ggml_tensor * op) {
-    return Plan(Shape(op), n_threads).size(n_threads) + 64;
+    return work_plan(op_shape(op), n_threads).size(n_threads) + 64;
 }
 
-void attention_forward(const ggml_compute_params * params, ggml_tensor * op) {
-    const Shape shape(op);
-    const Plan plan(shape, params->nth);
+void attention_forward(isa set, const ggml_compute_params * params, ggml_tensor * op) {
+    const op_shape shape(op);
+    const work_plan plan(shape, params->nth);
     char * work = (char *) padded((intptr_t) params->wdata, 64);
     char * scores = work + params->nth * plan.scratch;
-    const Worker worker = {shape, plan, Selected(shape), params->ith, params->nth, float_param(op, 0),
-                           ScratchLayout(shape).at(work + params->ith * plan.scratch),
+    const worker self = {shape, plan, chosen_kernels(set, shape), params->ith, params->nth, float_param(op, 0),
+                           scratch_layout(shape).at(work + params->ith * plan.scratch),
                            (float *) (plan.shared ? scores : scores + params->ith * plan.scores)};
     if (!plan.shared) {
-        return worker.whole_tiles();
+        return self.whole_tiles();
     }
-    worker.shared_score_tiles();
+    self.shared_score_tiles();
     ggml_barrier(params->threadpool);
-    worker.shared_value_tiles();
+    self.shared_value_tiles();
 }
 
 }  // namespace localspec

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 
+#include "cpu.h"
 #include "ggml_internals.h"
 
 namespace localspec {
@@ -23,6 +24,6 @@ bool attention_supports(const ggml_tensor * op);
 size_t attention_work_size(int n_threads, const ggml_tensor * op);
 
 // Called by every thread of the graph. `params->wsize` must be at least attention_work_size of as many threads.
-void attention_forward(const ggml_compute_params * params, ggml_tensor * op);
+void attention_forward(isa set, const ggml_compute_params * params, ggml_tensor * op);
 
 }  // namespace localspec

@@ -13,7 +13,15 @@
 
 namespace localspec::attention {
 
-const Kernels kAvx2 = kKernels;
+const attention_kernels avx2_kernels = kernels_of_simd;
+
+}  // namespace localspec::attention
+
+#else
+
+namespace localspec::attention {
+
+const attention_kernels avx2_kernels = {};
 
 }  // namespace localspec::attention
 

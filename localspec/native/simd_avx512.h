@@ -8,67 +8,67 @@
 namespace localspec {
 namespace {
 
-struct Simd {
-    static constexpr int kWidth = 16;
-    static constexpr int kScoreRows = 12;  // rows of a register tile: 12 sums and 12 totals in 32 registers
-    static constexpr int kValueRows = 8;
+struct simd {
+    static constexpr int width = 16;
+    static constexpr int max_score_rows = 12;  // rows of a register tile: 12 sums and 12 totals in 32 registers
+    static constexpr int max_value_rows = 8;
 
-    using Floats = __m512;
-    using Ints64 = __m512i;
+    using floats = __m512;
+    using ints64 = __m512i;
 
-    static INLINE Floats zero() { return _mm512_setzero_ps(); }
-    static INLINE Floats all(float x) { return _mm512_set1_ps(x); }
-    static INLINE Floats load(const float * p) { return _mm512_loadu_ps(p); }
-    static INLINE Floats load(const F16 * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
-    static INLINE Floats load(const BF16 * p) {
+    static INLINE floats zero() { return _mm512_setzero_ps(); }
+    static INLINE floats all(float x) { return _mm512_set1_ps(x); }
+    static INLINE floats load(const float * p) { return _mm512_loadu_ps(p); }
+    static INLINE floats load(const f16 * p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p)); }
+    static INLINE floats load(const bf16 * p) {
         const __m256i bits = _mm256_loadu_si256((const __m256i *) p);
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
     }
-    static INLINE void store(float * p, Floats x) { _mm512_storeu_ps(p, x); }
+    static INLINE void store(float * p, floats x) { _mm512_storeu_ps(p, x); }
 
-    static INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-    static INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
-    static INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-    static INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-    static INLINE Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
-    static INLINE Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }  // b where either is not a number
-    static INLINE float max_of(Floats x) { return _mm512_reduce_max_ps(x); }
-    static INLINE Floats round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static INLINE floats add(floats a, floats b) { return _mm512_add_ps(a, b); }
+    static INLINE floats sub(floats a, floats b) { return _mm512_sub_ps(a, b); }
+    static INLINE floats mul(floats a, floats b) { return _mm512_mul_ps(a, b); }
+    static INLINE floats fma(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
+    static INLINE floats fnma(floats a, floats b, floats c) { return _mm512_fnmadd_ps(a, b, c); }
+    static INLINE floats max(floats a, floats b) { return _mm512_max_ps(a, b); }  // b where either is not a number
+    static INLINE float max_of(floats x) { return _mm512_reduce_max_ps(x); }
+    static INLINE floats round(floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     // x * 2^n for whole n in -126 … 0
-    static INLINE Floats scale(Floats x, Floats n) {
+    static INLINE floats scale(floats x, floats n) {
         const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
         return _mm512_mul_ps(x, _mm512_castsi512_ps(bits));
     }
 
     // `y` where not a < b
-    static INLINE Floats zero_below(Floats a, Floats b, Floats y) {
+    static INLINE floats zero_below(floats a, floats b, floats y) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), y);
     }
     // `y`, `mark` where x equals `mark`
-    static INLINE Floats keep_equal(Floats x, Floats mark, Floats y) {
+    static INLINE floats keep_equal(floats x, floats mark, floats y) {
         return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, mark, _CMP_EQ_OQ), mark);
     }
-    static INLINE bool any_not_equal(Floats x, Floats y) { return _mm512_cmp_ps_mask(x, y, _CMP_NEQ_UQ) != 0; }
+    static INLINE bool any_not_equal(floats x, floats y) { return _mm512_cmp_ps_mask(x, y, _CMP_NEQ_UQ) != 0; }
 
-    static INLINE Ints64 zero64() { return _mm512_setzero_si512(); }
+    static INLINE ints64 zero64() { return _mm512_setzero_si512(); }
     // Adds to `sum` the bit patterns of double(x) + offset, lane by lane.
-    static INLINE Ints64 add_bits(Ints64 sum, Floats x, double offset) {
+    static INLINE ints64 add_bits(ints64 sum, floats x, double offset) {
         const __m512d shift = _mm512_set1_pd(offset);
         const __m512d low = _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), shift);
         const __m512d high = _mm512_add_pd(_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1))), shift);
         return _mm512_add_epi64(sum, _mm512_add_epi64(_mm512_castpd_si512(low), _mm512_castpd_si512(high)));
     }
-    static INLINE int64_t sum_of(Ints64 x) { return _mm512_reduce_add_epi64(x); }
+    static INLINE int64_t sum_of(ints64 x) { return _mm512_reduce_add_epi64(x); }
 
-    // Transposes kTransposed elements of kWidth rows: out[i * out_stride + row] = rows[row][i], with rows
+    // Transposes transposed elements of `width` rows: out[i * out_stride + row] = rows[row][i], with rows
     // `stride` bytes apart. Of 16-bit elements there may be `n` only; the others become zero.
-    static constexpr int kTransposed16 = 32;
-    static constexpr int kTransposed32 = 16;
+    static constexpr int transposed16 = 32;
+    static constexpr int transposed32 = 16;
     static INLINE void transpose16(const char * rows, size_t stride, int64_t n, uint16_t * out, int64_t out_stride);
     static INLINE void transpose32(const char * rows, size_t stride, float * out, int64_t out_stride);
 };
 
-INLINE void Simd::transpose16(const char * rows, size_t stride, int64_t n, uint16_t * out, int64_t out_stride) {
+INLINE void simd::transpose16(const char * rows, size_t stride, int64_t n, uint16_t * out, int64_t out_stride) {
     const __mmask32 present = n >= 32 ? ~0u : (1u << n) - 1;
     __m512i half[2][8];  // of the first and the last 8 rows: [j] has, in lane l, element 8 l + j of each row
     for (int h = 0; h < 2; ++h) {
@@ -103,7 +103,7 @@ INLINE void Simd::transpose16(const char * rows, size_t stride, int64_t n, uint1
     }
 }
 
-INLINE void Simd::transpose32(const char * rows, size_t stride, float * out, int64_t out_stride) {
+INLINE void simd::transpose32(const char * rows, size_t stride, float * out, int64_t out_stride) {
     __m512 a[16], b[16];
     for (int i = 0; i < 16; ++i) {
         a[i] = _mm512_loadu_ps(rows + i * stride);

@@ -5,11 +5,11 @@
 
 namespace localspec {
 
-struct F16 {
+struct f16 {
     uint16_t bits;
 };
 
-struct BF16 {
+struct bf16 {
     uint16_t bits;
 };
 
