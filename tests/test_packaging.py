@@ -80,6 +80,29 @@ def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> N
     assert {f"localspec/models/{path.relative_to(ROOT / 'models').as_posix()}" for path in described} <= names
 
 
+def natives(wheel: Path) -> list[str]:
+    """What a wheel holds of the native part."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if "native" in name and not name.endswith((".py", "LICENSE"))]
+
+
+def test_wheel_has_the_native_part_and_not_its_sources(wheel: Path) -> None:
+    assert natives(wheel) == ["localspec/llama/liblocalspec_native.so"]
+
+
+@pytest.mark.parametrize("environment", [{"CXX": "false", "PATH": ""}, {"CXX": "false"}], ids=["no", "a failing"])
+def test_wheel_with_such_a_compiler_is_without_it(
+    checkout: Path, tmp_path: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    wheel = build_wheel(checkout, request.node.callspec.id, **environment)
+    assert natives(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    printed = python("from localspec.llama import native; print(native.__file__, native.state())", tmp_path)
+    assert printed.startswith(str(tmp_path))
+    assert "installed without it" in printed
+
+
 def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
