@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from localspec.engine.stats import Stats
+from localspec.turns import Turns
+
+SHOWN = 60  # characters of an answer that its repr shows
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class Chunk:
         return [i < self.n_accepted for i in range(len(self.tokens))]
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """An answer. `tokens` has everything the target said, an end-of-generation token included; `finish_reason` is
     "stop", "length", "context" (the context is full) or "cancelled".
@@ -33,20 +37,58 @@ class Result:
     finish_reason: str = "cancelled"
     stats: Stats = field(default_factory=Stats)
 
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[: SHOWN - 1]}…"
+        rate = f"{self.stats.predicted_per_second:.1f} tokens/s"
+        return f"<Result {text!r}, {len(self.tokens):,} tokens, {self.finish_reason}, {rate}>"
 
-class Stream:
-    """An answer on its way: iterate over its chunks; `result` grows with them. Closing it early cancels the rest."""
 
-    def __init__(self, chunks: Generator[Chunk], result: Result) -> None:
-        self._chunks, self.result = chunks, result
+class Stream(Iterator[Chunk]):
+    """An answer on its way: an iterator over its chunks; `result` grows with them.
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
+    `close`, leaving a `with` block or dropping the stream ends the answer there and makes room for the next one.
+    """
 
-    def wrap(self, chunks: Generator[Chunk]) -> Stream:
-        """The same answer, seen through another iterator."""
-        return Stream(chunks, self.result)
+    def __init__(self, chunks: Iterator[Chunk], result: Result, turns: Turns | None = None) -> None:
+        self.result = result
+        self._chunks, self._turns = chunks, turns or Turns()
+        self._has_begun = self._has_ended = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        """The next round's chunk. Raises OptionError where another answer has taken this one's place."""
+        if self._has_ended:
+            raise StopIteration
+        with self._turns.work(self, begins=not self._has_begun):
+            self._has_begun = True
+            try:
+                chunk = next(self._chunks, None)
+            except BaseException:
+                self.close()
+                raise
+            if chunk is None:
+                self.close()
+        if chunk is None:
+            raise StopIteration
+        return chunk
 
     def close(self) -> None:
         """Stop the answer here; what was said stays in `result`."""
-        self._chunks.close()
+        self._has_ended = True
+        self._turns.end(self)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Stream {'ended' if self._has_ended else 'open'}: {self.result!r}>"

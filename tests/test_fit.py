@@ -22,8 +22,8 @@ from localspec.llama import Context, Header, Model, TensorInfo, read_header, set
 from localspec.llama.binding import C
 from localspec.loading import memory_plan
 from localspec.loading.memory_plan import place, plan, settle
+from localspec.loading.open import open_pair
 from localspec.machine import Pool
-from localspec.pair import Pair
 
 MIB, GIB = 2**20, 2**30
 Shapes = dict[str, tuple[int, ...]]
@@ -482,7 +482,7 @@ def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, 
     speaker = tiny.write_target(tmp_path / "t.gguf", arch)
     helper = tiny.write_drafter(tmp_path / "d.gguf", speaker, mrope=arch == "qwen35")
     planned = settle(read_header(speaker), read_header(helper), machine(64), n_ctx=n_ctx)
-    with Pair(speaker, helper, n_ctx=n_ctx, n_threads=1) as pair:
+    with open_pair(speaker, helper, n_ctx=n_ctx, n_threads=1) as pair:
         pair.generate([1, 2, 3], max_tokens=4, draft_max=7)
         on_disk = sum(model.n_bytes for model in (pair.engine.target.model, pair.engine.drafter.model))
     text = log.readouterr().err
@@ -498,7 +498,7 @@ def test_the_default_pair(log: pytest.CaptureFixture[str]) -> None:
     entry = registry.get(registry.DEFAULT)
     heads = read_header(entry.target_path()), read_header(entry.drafter_path())
     planned = settle(*heads, machine(64), n_ctx=4096)
-    with Pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
+    with open_pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
         pair.generate([1, 2, 3], max_tokens=2, draft_max=7)
     text = log.readouterr().err
     assert planned.needs(0, "memory") == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
@@ -588,21 +588,21 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load, trial
 
     speaker = tiny.write_target(tmp_path / "t.gguf")
     monkeypatch.setattr(this_machine, "pools", lambda: machine(0.001))
-    monkeypatch.setattr(pair.probe, "vouch", lambda *_, **__: pytest.fail("probed"))
+    monkeypatch.setattr(trial, "vouch", lambda *_, **__: pytest.fail("probed"))
     with pytest.raises(OptionError, match=r"t\.gguf with .* needs .* of RAM"):
-        pair.load(target=speaker)
+        load.load(target=speaker)
 
 
 def test_load_takes_what_the_plan_says_and_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load
 
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(this_machine, "pools", lambda: machine(16, free=0.01, swap=1))
     speaker, tables = tiny.write_target(tmp_path / "t.gguf"), list[str]()
-    with pair.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
+    with load.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
         assert loaded.n_ctx == 2048
     assert "target weights" in tables[0]

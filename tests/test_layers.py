@@ -26,13 +26,14 @@ LAYERS: dict[str, set[str]] = {
     "dflash": {"llama"},
     "engine": {"llama"},
     "hub": {"dflash", "llama", "machine", "storage"},
-    "planning": {"engine", "storage"},
+    "turns": set(),
     "text": {"llama"},
-    "answer": {"engine"},
+    "answer": {"engine", "turns"},
     "options": {"engine", "text"},
+    "planning": {"engine", "options", "storage"},
     "chat": {"answer", "llama", "options", "text"},
-    "pair": {"answer", "chat", "dflash", "engine", "llama", "options", "planning", "text"},
-    "loading": {"dflash", "hub", "llama", "machine", "options", "pair", "storage"},
+    "pair": {"answer", "chat", "engine", "llama", "options", "planning", "text", "turns"},
+    "loading": {"dflash", "engine", "hub", "llama", "machine", "options", "pair", "planning", "storage", "text"},
     "convert": {"dflash", "llama"},
     "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "text"},
 }
@@ -98,6 +99,15 @@ def test_only_the_door_touches_c() -> None:
         if not module.startswith("llama"):
             roots = {name.split(".")[0] for name in imports(path)}
             assert not roots & {"llama_cpp", "ctypes", "_ctypes", "cffi"}, module
+
+
+def test_only_a_pair_touches_its_engine() -> None:
+    benchmarks = (PACKAGE.parent / "benchmarks").glob("*.py")
+    for path in [path for name, path in modules().items() if name != "pair"] + list(benchmarks):
+        inside = [
+            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)
+        ]
+        assert not [node for node in inside if node.attr == "engine"], path
 
 
 @pytest.mark.parametrize("name", [f"engine.{name}" for name in PURE] + ["planning.ngram", "planning.auto"])

@@ -336,7 +336,7 @@ def _own(pair: Pair) -> dict[str, list[str]]:
 
 
 def _need_drafter(pair: Pair) -> None:
-    if pair.engine.drafter is None:
+    if not pair.has_drafter:
         raise OptionError("there is no drafter to compare with; give one with -md.")
 
 

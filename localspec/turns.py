@@ -1,0 +1,154 @@
+"""Whose turn it is: one answer at a time on a pair, and one round at a time, whatever threads ask."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from localspec.errors import BackendError, OptionError
+
+PATIENCE_S = 10.0  # after so long without a round an open answer gives way to another thread's
+POLL_S = 0.05  # a stream that is dropped tells nobody
+
+CLOSED = "this pair is closed; load it again."
+FORKED = "this pair was loaded before this process was forked; load it here, or start processes with 'spawn'."
+NESTED = "this pair is in the middle of a round; use it outside of the functions given as path and progress."
+OVER = "another answer has begun on this pair; finish or close one before the next."
+
+
+class Turns:
+    """Gives a pair to one answer after the other, first come, first served.
+
+    An answer keeps its turn between rounds until it ends, is closed or dropped. A new one in another thread waits for
+    that; in the thread that was last at work it takes over, for nobody could end the other while it waits. In a child
+    process that was forked nothing may be used: the threads of llama.cpp are not there, and it would wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._process = os.getpid()
+        self._closed = False
+        self._waiting: deque[object] = deque()
+        self._owner: Callable[[], object | None] = _nobody  # the answer whose turn it is
+        self._work: object | None = None  # what is going on now, a round or the like
+        self._thread = 0  # that did the owner's last work
+        self._idle_since = 0.0
+        self._n_reading = 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def check(self) -> None:
+        """Raise BackendError where nobody may use the pair: it is closed, or this is a forked process."""
+        if os.getpid() != self._process:
+            raise BackendError(FORKED)
+        if self._closed:
+            raise BackendError(CLOSED)
+
+    @contextmanager
+    def work(self, answer: object = None, *, begins: bool = True) -> Iterator[None]:
+        """Have the pair for a piece of work: of an answer that `begins`, of one that goes on, or (None) of nobody's.
+
+        Raises OptionError where the answer has lost its turn, or inside another piece of work in the same thread.
+        """
+        self.check()
+        work = object()
+        try:
+            with self._changed:
+                self._begin(work, answer, begins)
+            yield
+        finally:  # around `_begin` as well: an interrupt may come between the two
+            self._leave(work)
+
+    def end(self, answer: object) -> None:
+        """The answer is over, once a round of it in another thread is done."""
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            while self._owns(answer) and self._works_elsewhere():
+                self._changed.wait()
+            if self._owns(answer):
+                self._owner = _nobody
+                self._changed.notify_all()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep the pair open meanwhile, without a turn."""
+        self.check()
+        with self._changed:
+            self.check()
+            self._n_reading += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_reading -= 1
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Let nobody begin any more, and wait for what goes on. False if there is nothing to free (any more) here."""
+        if os.getpid() != self._process:
+            return False
+        with self._changed:
+            if self._closed:
+                return False
+            self._refuse_nested()
+            self._closed = True
+            self._changed.notify_all()
+            while self._work is not None or self._n_reading:
+                self._changed.wait()
+        return True
+
+    def _begin(self, work: object, answer: object, begins: bool) -> None:
+        self._refuse_nested()
+        if begins:
+            if self._thread == threading.get_ident() and not self._owns(answer):
+                self._owner = _nobody
+            self._waiting.append(work)
+            self._wait_until(lambda: self._owns(answer) or (self._waiting[0] is work and self._may_begin()))
+            self._owner = _nobody if answer is None else weakref.ref(answer)
+        self._wait_until(lambda: self._work is None or not self._owns(answer))
+        if not (self._owns(answer) or answer is None):
+            raise OptionError(OVER)
+        self._work, self._thread = work, threading.get_ident()
+
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        self._changed.notify_all()
+        while not ready():
+            self._changed.wait(POLL_S)
+            self.check()
+        self.check()
+
+    def _leave(self, work: object) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._changed:
+            if work in self._waiting:
+                self._waiting.remove(work)
+            if self._work is work:
+                self._work, self._idle_since = None, monotonic()
+            self._changed.notify_all()
+
+    def _may_begin(self) -> bool:
+        is_left = self._owner() is None or monotonic() - self._idle_since > PATIENCE_S
+        return self._work is None and is_left
+
+    def _owns(self, answer: object) -> bool:
+        return answer is not None and self._owner() is answer
+
+    def _works_elsewhere(self) -> bool:
+        return self._work is not None and self._thread != threading.get_ident()
+
+    def _refuse_nested(self) -> None:
+        if self._work is not None and not self._works_elsewhere():
+            raise OptionError(NESTED)
+
+
+def _nobody() -> None:
+    return None
