@@ -588,11 +588,11 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec.loading import load, trial
+    from localspec.loading import load
 
     speaker = tiny.write_target(tmp_path / "t.gguf")
     monkeypatch.setattr(this_machine, "pools", lambda: machine(0.001))
-    monkeypatch.setattr(trial, "vouch", lambda *_, **__: pytest.fail("probed"))
+    monkeypatch.setattr(load.trial, "check_that_it_loads", lambda *_, **__: pytest.fail("probed"))
     with pytest.raises(OptionError, match=r"t\.gguf with .* needs .* of RAM"):
         load.load(target=speaker)
 

@@ -65,7 +65,7 @@ def load(
     )
     if explain:
         explain(plan.table())
-    trial.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
+    trial.check_that_it_loads(target_path, drafter_path, gpu_layers=plan.gpu_layers)
     return open_pair(
         target_path,
         drafter_path,

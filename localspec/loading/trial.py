@@ -18,7 +18,7 @@ from localspec.llama import system_info
 from localspec.storage import cache_dir
 
 
-def vouch(target: Path, drafter: Path | None, *, gpu_layers: int) -> None:
+def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) -> None:
     """Make sure that loading and one round do not kill the process; raises ModelError if they do.
 
     Files that a load refuses in the ordinary way pass here: the caller's own load will say why.
