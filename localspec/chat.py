@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Protocol, Unpack
 
 from localspec.answer import Result, Stream
-from localspec.errors import OptionError, TemplateError
+from localspec.errors import OptionError
 from localspec.llama import Vocab
 from localspec.options import Options, with_options
+from localspec.prompt import need_template
 from localspec.text import ChatTemplate, Message
 
 
@@ -30,15 +31,6 @@ class Speaker(Protocol):
     def stream(self, prompt: list[int], **options: Unpack[Options]) -> Stream: ...
     def ensure_open(self) -> None: ...
     def reading(self) -> AbstractContextManager[None]: ...
-
-
-def need_template(pair: Speaker) -> ChatTemplate:
-    """The pair's chat template; TemplateError if the model has none."""
-    if pair.template is None:
-        raise TemplateError(
-            f"{pair.target_path.name} has no chat template, so it cannot chat; use `localspec run` with plain text."
-        )
-    return pair.template
 
 
 @dataclass
@@ -62,7 +54,7 @@ class Chat:
     """
 
     def __init__(self, pair: Speaker, *, system: str | None = None) -> None:
-        self.pair, self._template = pair, need_template(pair)
+        self.pair, self._template = pair, need_template(pair.template, pair.target_path.name)
         self._messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self._said: list[_Turn] = []  # of turns that were not taken back
         self._open: _Turn | None = None  # its answer may still grow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +12,21 @@ from typing import Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec import prompt as prompts
 from localspec.answer import Chunk, Result, Stream
-from localspec.chat import Chat, need_template
+from localspec.chat import Chat
 from localspec.engine.generate import Engine, generate
 from localspec.engine.paths import NOTHING
 from localspec.engine.plan import Drafting
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
-from localspec.errors import OptionError
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
 from localspec.planning.planner import Planner
 from localspec.planning.profile import PairProfile
-from localspec.text import ChatTemplate, Message, TextStream, encode_plain
+from localspec.prompt import Prompt
+from localspec.text import ChatTemplate, TextStream
 from localspec.turns import Turns
-
-Prompt = str | Sequence[Message] | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,8 @@ class Pair:
 
         None without a drafter, and where the context is too small to measure in.
         """
+        if known := self._planner.profile.known:
+            return known
         with self._turns.work():
             return self._planner.profile.get()
 
@@ -126,12 +127,7 @@ class Pair:
         plan = self._planner.plan(settings, sampler, pool=pool)
         prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
-        for round in generate(
-            self.engine,
-            plan=plan,
-            sampler=sampler,
-            clip=text.clip,
-        ):
+        for round in generate(self.engine, plan=plan, sampler=sampler, clip=text.clip):
             result.stats.add(round)
             result.stats.n_parked += round.n_drafted == 0 and plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
@@ -150,23 +146,7 @@ class Pair:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt (see `stream`)."""
         with self._turns.reading():
-            return self._encode(prompt)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.template is None:
-                return encode_plain(self.vocab, prompt)
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, Sequence):
-            raise OptionError(f"a prompt is a text, a list of messages, or a list of token ids, not {prompt!r}.")
-        tokens = [token for token in prompt if isinstance(token, int)]
-        messages = [message for message in prompt if isinstance(message, Mapping)]
-        if isinstance(prompt, bytes) or len(tokens) + len(messages) < len(prompt) or (tokens and messages):
-            raise OptionError("a prompt is a text, a list of messages, or a list of token ids, nothing else.")
-        if not messages:
-            return tokens
-        template = need_template(self)
-        return template.tokenize(template.render(messages))
+            return prompts.encode(prompt, self.vocab, self.template, self.target_path.name)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The target's logits [n_vocab] for what follows `tokens`, by plain decoding."""
@@ -183,15 +163,7 @@ class Pair:
             self.engine.forget()
 
     def _check(self, ids: Sequence[int]) -> None:
-        """Refuse what is no prompt: nothing, too many tokens, tokens that do not exist."""
-        if not ids:
-            raise OptionError("the prompt is empty; give at least one token.")
-        if len(ids) > self.n_ctx:
-            raise OptionError(
-                f"the prompt has {len(ids):,} tokens, the context {self.n_ctx:,}; shorten it or raise n_ctx (-c)."
-            )
-        if bad := [token for token in ids if not 0 <= token < self.vocab.n_tokens]:
-            raise OptionError(f"token {bad[0]} is outside the vocabulary of {self.vocab.n_tokens:,} tokens.")
+        prompts.check(ids, n_ctx=self.n_ctx, n_vocab=self.vocab.n_tokens)
 
     def ensure_open(self) -> None:
         """Raise BackendError if the pair is closed, or this process was forked after it was loaded."""

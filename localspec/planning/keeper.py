@@ -17,7 +17,7 @@ class ProfileKeeper:
 
     def __init__(self, engine: Engine, store: ProfileStore, *, acceptance_length: float | None = None) -> None:
         self._engine, self._store, self._acceptance_length = engine, store, acceptance_length
-        self._profile: PairProfile | None = None
+        self.known: PairProfile | None = None  # so far
 
     @property
     def is_possible(self) -> bool:
@@ -27,9 +27,9 @@ class ProfileKeeper:
 
     def get(self) -> PairProfile | None:
         """What is known, None where nothing can be. At first use it may measure for some seconds."""
-        if self._profile is None and self._engine.drafter and self.is_possible:
-            self._profile = self._store.load(self._engine.target, self._engine.drafter) or self.measure()
-        return self._profile
+        if self.known is None and self._engine.drafter and self.is_possible:
+            self.known = self._store.load(self._engine.target, self._engine.drafter) or self.measure()
+        return self.known
 
     def measure(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Empties both KV caches."""
@@ -41,10 +41,10 @@ class ProfileKeeper:
         if self._acceptance_length:
             profile.expect(self._acceptance_length)
         self._store.keep(profile)
-        self._profile = profile
+        self.known = profile
         return profile
 
     def keep(self) -> None:
         """Write down what drafting has brought so far."""
-        if self._profile:
-            self._store.keep(self._profile)
+        if self.known:
+            self._store.keep(self.known)
