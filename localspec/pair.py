@@ -45,9 +45,9 @@ class Parts:
 class Pair:
     """A loaded target with its drafter (or none). Made by `load`; a context manager that frees both.
 
-    Any thread may use it. It gives one answer at a time: what asks while an answer is under way in another thread waits
-    until that has ended, or has been left alone for ten seconds. In one and the same thread a new answer ends the one
-    before. (With asyncio: `await asyncio.to_thread(pair.generate, prompt)`.) It cannot be used in a forked process.
+    Any thread may use it. It gives one answer at a time: who asks while one is under way in another thread waits until
+    that has ended, or has been left alone for ten seconds. In one and the same thread a new answer ends the one before.
+    With asyncio: `await asyncio.to_thread(pair.generate, prompt)`. In a forked process it raises BackendError.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -141,6 +141,7 @@ class Pair:
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that remembers its turns. Raises TemplateError if the model has no chat template."""
+        self.ensure_open()
         return Chat(self, system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:

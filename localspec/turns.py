@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -13,6 +14,7 @@ from time import monotonic
 from localspec.errors import BackendError, OptionError
 
 PATIENCE_S = 10.0  # after so long without a round an open answer gives way to another thread's
+GRACE_S = 1.0  # to one in the thread of its last round, where that is one of a pool and others may go on with it
 POLL_S = 0.05  # a stream that is dropped tells nobody
 
 CLOSED = "this pair is closed; load it again."
@@ -25,8 +27,8 @@ class Turns:
     """Gives a pair to one answer after the other, first come, first served.
 
     An answer keeps its turn between rounds until it ends, is closed or dropped. A new one in another thread waits for
-    that; in the thread that was last at work it takes over, for nobody could end the other while it waits. In a child
-    process that was forked nothing may be used: the threads of llama.cpp are not there, and it would wait for them.
+    that; in the thread of the last round it takes over, for nobody could go on with the other while it waits. In a
+    child process that was forked nothing may be used: the threads of llama.cpp are not there, it would wait for them.
     """
 
     def __init__(self) -> None:
@@ -108,10 +110,8 @@ class Turns:
     def _begin(self, work: object, answer: object, begins: bool) -> None:
         self._refuse_nested()
         if begins:
-            if self._thread == threading.get_ident() and not self._owns(answer):
-                self._owner = _nobody
             self._waiting.append(work)
-            self._wait_until(lambda: self._owns(answer) or (self._waiting[0] is work and self._may_begin()))
+            self._wait_until(lambda: self._may_begin(work, answer))
             self._owner = _nobody if answer is None else weakref.ref(answer)
         self._wait_until(lambda: self._work is None or not self._owns(answer))
         if not (self._owns(answer) or answer is None):
@@ -135,9 +135,17 @@ class Turns:
                 self._work, self._idle_since = None, monotonic()
             self._changed.notify_all()
 
-    def _may_begin(self) -> bool:
-        is_left = self._owner() is None or monotonic() - self._idle_since > PATIENCE_S
-        return self._work is None and is_left
+    def _may_begin(self, work: object, answer: object) -> bool:
+        if self._owns(answer):
+            return True
+        if self._work is None and monotonic() - self._idle_since >= self._patience_s():
+            self._owner = _nobody
+        return self._waiting[0] is work and self._work is None and self._owner() is None
+
+    def _patience_s(self) -> float:
+        if self._thread != threading.get_ident():
+            return PATIENCE_S
+        return 0.0 if threading.current_thread() is threading.main_thread() or _runs_a_loop() else GRACE_S
 
     def _owns(self, answer: object) -> bool:
         return answer is not None and self._owner() is answer
@@ -152,3 +160,13 @@ class Turns:
 
 def _nobody() -> None:
     return None
+
+
+def _runs_a_loop() -> bool:
+    """Whether asyncio runs its tasks in this thread: while one waits, none goes on."""
+    if asyncio := sys.modules.get("asyncio"):
+        try:
+            return asyncio.get_running_loop() is not None
+        except RuntimeError:
+            return False
+    return False
