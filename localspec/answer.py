@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from localspec.engine.stats import Stats
 from localspec.turns import Turns
@@ -61,17 +60,26 @@ class Stream(Iterator[Chunk]):
         """The next round's chunk. Raises OptionError where another answer has taken this one's place."""
         if self._has_ended:
             raise StopIteration
-        with self._turns.work(self, begins=not self._has_begun):
+        work = object()
+        try:
+            self._turns.begin(work, self, first=not self._has_begun)
             self._has_begun = True
-            try:
-                chunk = next(self._chunks, None)
-            except BaseException:
-                self.close()
-                raise
-            if chunk is None:
-                self.close()
+            chunk = self._advance()
+        finally:
+            self._turns.leave(work)
         if chunk is None:
             raise StopIteration
+        return chunk
+
+    def _advance(self) -> Chunk | None:
+        """The next chunk, None at the end; that and any error are the end of the answer."""
+        try:
+            chunk = next(self._chunks, None)
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
         return chunk
 
     def close(self) -> None:
@@ -82,12 +90,7 @@ class Stream(Iterator[Chunk]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -32,7 +32,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._process = os.getpid()
         self._closed = False
         self._waiting: deque[object] = deque()
@@ -53,26 +54,52 @@ class Turns:
         if self._closed:
             raise BackendError(CLOSED)
 
-    @contextmanager
-    def work(self, answer: object = None, *, begins: bool = True) -> Iterator[None]:
-        """Have the pair for a piece of work: of an answer that `begins`, of one that goes on, or (None) of nobody's.
+    def begin(self, work: object, answer: object = None, *, first: bool = True) -> None:
+        """Have the pair for `work`: the `first` piece of an answer, a further one, or (answer None) one of nobody's.
 
-        Raises OptionError where the answer has lost its turn, or inside another piece of work in the same thread.
+        `leave` must follow, even where this raises: an interrupt may come between the two. Raises OptionError where
+        the answer has lost its turn, or inside another piece of work in the same thread.
         """
         self.check()
+        with self._lock:
+            self._refuse_nested()
+            if first:
+                self._waiting.append(work)
+                self._wait_until(lambda: self._may_begin(work, answer))
+                self._owner = _nobody if answer is None else weakref.ref(answer)
+            if self._work is not None:  # the answer's own, in another thread
+                self._wait_until(lambda: self._work is None or not self._owns(answer))
+            self.check()
+            if not (self._owns(answer) or answer is None):
+                raise OptionError(OVER)
+            self._work, self._thread = work, threading.get_ident()
+
+    def leave(self, work: object) -> None:
+        """The work is done, or has come to nothing."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if self._waiting and work in self._waiting:
+                self._waiting.remove(work)
+            if self._work is work:
+                self._work, self._idle_since = None, monotonic()
+            self._changed.notify_all()
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Have the pair for a piece of work that is no answer's."""
         work = object()
         try:
-            with self._changed:
-                self._begin(work, answer, begins)
+            self.begin(work)
             yield
-        finally:  # around `_begin` as well: an interrupt may come between the two
-            self._leave(work)
+        finally:
+            self.leave(work)
 
     def end(self, answer: object) -> None:
         """The answer is over, once a round of it in another thread is done."""
         if os.getpid() != self._process:
             return
-        with self._changed:
+        with self._lock:
             while self._owns(answer) and self._works_elsewhere():
                 self._changed.wait()
             if self._owns(answer):
@@ -83,13 +110,13 @@ class Turns:
     def reading(self) -> Iterator[None]:
         """Keep the pair open meanwhile, without a turn."""
         self.check()
-        with self._changed:
+        with self._lock:
             self.check()
             self._n_reading += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._n_reading -= 1
                 self._changed.notify_all()
 
@@ -97,7 +124,7 @@ class Turns:
         """Let nobody begin any more, and wait for what goes on. False if there is nothing to free (any more) here."""
         if os.getpid() != self._process:
             return False
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return False
             self._refuse_nested()
@@ -107,33 +134,11 @@ class Turns:
                 self._changed.wait()
         return True
 
-    def _begin(self, work: object, answer: object, begins: bool) -> None:
-        self._refuse_nested()
-        if begins:
-            self._waiting.append(work)
-            self._wait_until(lambda: self._may_begin(work, answer))
-            self._owner = _nobody if answer is None else weakref.ref(answer)
-        self._wait_until(lambda: self._work is None or not self._owns(answer))
-        if not (self._owns(answer) or answer is None):
-            raise OptionError(OVER)
-        self._work, self._thread = work, threading.get_ident()
-
     def _wait_until(self, ready: Callable[[], bool]) -> None:
-        self._changed.notify_all()
         while not ready():
             self._changed.wait(POLL_S)
             self.check()
         self.check()
-
-    def _leave(self, work: object) -> None:
-        if os.getpid() != self._process:
-            return
-        with self._changed:
-            if work in self._waiting:
-                self._waiting.remove(work)
-            if self._work is work:
-                self._work, self._idle_since = None, monotonic()
-            self._changed.notify_all()
 
     def _may_begin(self, work: object, answer: object) -> bool:
         if self._owns(answer):
