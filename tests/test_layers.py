@@ -35,8 +35,8 @@ LAYERS: dict[str, set[str]] = {
     "chat": {"answer", "llama", "options", "prompt", "text"},
     "pair": {"answer", "chat", "engine", "llama", "options", "planning", "prompt", "text", "turns"},
     "loading": {"dflash", "engine", "hub", "llama", "machine", "options", "pair", "planning", "storage", "text"},
-    "convert": {"dflash", "llama"},
-    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "text"},
+    "convert": {"dflash", "llama", "storage"},
+    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "storage", "text"},
 }
 LAYERS["evaluation"] = LAYERS.keys() - {"convert", "distill"}
 LAYERS["__init__"] = LAYERS.keys() - {"convert", "distill", "evaluation"}
