@@ -33,6 +33,11 @@ class Speaker(Protocol):
     def reading(self) -> AbstractContextManager[None]: ...
 
 
+def answer_message(result: Result) -> Message:
+    """An answer as a message of the conversation."""
+    return {"role": "assistant", "content": result.text}
+
+
 @dataclass
 class _Turn:
     """A turn that was asked: the messages up to it, what the model read, the answer as it grows, and its stream."""
@@ -111,7 +116,7 @@ class Chat:
         """Bring what has been said of the open turn's answer into the conversation."""
         turn = self._open
         if turn and turn.result.tokens:
-            answer: Message = {"role": "assistant", "content": turn.result.text}
+            answer = answer_message(turn.result)
             if not turn.is_written:
                 self._messages, turn.is_written = [*turn.asked, answer], True
             elif len(self._messages) > len(turn.asked):  # else the user has shortened the list meanwhile
