@@ -20,12 +20,13 @@ PACKAGE = Path(__file__).parent.parent / "localspec"
 # What each top-level module or folder may import, besides itself and `errors`.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "progress": set(),
     "storage": set(),
     "llama": {"storage"},
     "machine": {"llama"},
     "dflash": {"llama"},
     "engine": {"llama"},
-    "hub": {"dflash", "llama", "machine", "storage"},
+    "hub": {"dflash", "llama", "machine", "progress", "storage"},
     "turns": set(),
     "text": {"llama"},
     "answer": {"engine", "turns"},
@@ -36,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "pair": {"answer", "chat", "engine", "llama", "options", "planning", "prompt", "text", "turns"},
     "loading": {"dflash", "engine", "hub", "llama", "machine", "options", "pair", "planning", "storage", "text"},
     "convert": {"dflash", "llama", "storage"},
-    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "storage", "text"},
+    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "progress", "storage", "text"},
 }
 LAYERS["evaluation"] = LAYERS.keys() - {"convert", "distill"}
 LAYERS["__init__"] = LAYERS.keys() - {"convert", "distill", "evaluation"}
