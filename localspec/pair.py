@@ -21,7 +21,7 @@ from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
-from localspec.planning.planner import Planner
+from localspec.planning.plans import Plans
 from localspec.planning.profile import PairProfile
 from localspec.prompt import Prompt
 from localspec.text import ChatTemplate, TextStream
@@ -33,7 +33,7 @@ class Parts:
     """What a pair is made of. `loading` opens them from files; `free` closes them again."""
 
     engine: Engine
-    planner: Planner
+    plans: Plans
     vocab: Vocab
     template: ChatTemplate | None
     target_path: Path
@@ -53,7 +53,7 @@ class Pair:
         self.target_path, self.drafter_path = parts.target_path, parts.drafter_path
         self.vocab, self.template = parts.vocab, parts.template
         self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
-        self.engine, self._planner, self._free = parts.engine, parts.planner, parts.free
+        self.engine, self._plans, self._free = parts.engine, parts.plans, parts.free
         self._turns = Turns()
 
     @property
@@ -73,7 +73,7 @@ class Pair:
     @property
     def drafting(self) -> Drafting | None:
         """What can be drafted; None without a drafter."""
-        return self._planner.drafting
+        return self._plans.drafting
 
     @property
     def block_size(self) -> int:
@@ -86,15 +86,15 @@ class Pair:
 
         None without a drafter, and where the context is too small to measure in.
         """
-        if known := self._planner.profile.known:
+        if known := self._plans.profile.known:
             return known
         with self._turns.work():
-            return self._planner.profile.get()
+            return self._plans.profile.get()
 
     def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
         with self._turns.work():
-            return self._planner.profile.measure()
+            return self._plans.profile.measure()
 
     @with_options
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -122,8 +122,8 @@ class Pair:
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
         sampler = Sampler(settings.sampling)
-        pool = self._planner.needs_pool(settings, lambda: self.engine.lag(ids))
-        plan = self._planner.plan(settings, sampler, pool=pool)
+        pool = self._plans.needs_pool(settings, lambda: self.engine.lag(ids))
+        plan = self._plans.plan(settings, sampler, pool=pool)
         prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(self.engine, plan=plan, sampler=sampler, clip=text.clip):
@@ -179,7 +179,7 @@ class Pair:
         Waits for the end of a round in another thread; the answer it belongs to then raises BackendError.
         """
         if self._turns.close():
-            self._planner.profile.keep()
+            self._plans.profile.keep()
             self._free()
 
     def __enter__(self) -> Pair:

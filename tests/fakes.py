@@ -19,7 +19,7 @@ from localspec.engine.generate import Engine
 from localspec.engine.lattice import Lattice
 from localspec.engine.plan import Drafting
 from localspec.pair import Pair, Parts
-from localspec.planning.planner import Planner
+from localspec.planning.plans import Plans
 
 N_VOCAB = 24
 EOG = 0
@@ -281,7 +281,7 @@ def pair_of_fakes(target: FakeTarget | None = None, *, drafted: bool = True) -> 
     freed: list[int] = []
     parts = Parts(
         engine=Engine(target, drafter),
-        planner=Planner(drafting, keeper),
+        plans=Plans(drafting, keeper),
         vocab=vocab,
         template=FakeTemplate(vocab),
         target_path=Path("target.gguf"),

@@ -18,7 +18,7 @@ from localspec.errors import PairError
 from localspec.llama import Header, Model, read_header, system_info
 from localspec.pair import Pair, Parts
 from localspec.planning.keeper import ProfileKeeper
-from localspec.planning.planner import Planner
+from localspec.planning.plans import Plans
 from localspec.planning.store import ProfileStore
 from localspec.text import ChatTemplate
 
@@ -49,7 +49,7 @@ def open_pair(
         return Pair(
             Parts(
                 engine=engine,
-                planner=Planner(_drafting(draft_head, speaker), keeper),
+                plans=Plans(_drafting(draft_head, speaker), keeper),
                 vocab=vocab,
                 template=ChatTemplate(source, vocab, thinking=thinking) if source else None,
                 target_path=target,
