@@ -13,11 +13,14 @@ SHOWN = 60  # characters of an answer that its repr shows
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added: `text` that is now certain, `tokens`, and how many of these the drafter had guessed."""
+    """What one round added: `text` of the answer and `reasoning` before it that are now certain, `tokens`, and how many
+    of these the drafter had guessed.
+    """
 
     text: str
     tokens: list[int]
     n_accepted: int
+    reasoning: str = ""
 
     @property
     def drafted(self) -> list[bool]:
@@ -27,14 +30,16 @@ class Chunk:
 
 @dataclass(repr=False)
 class Result:
-    """An answer. `tokens` has everything the target said, an end-of-generation token included; `finish_reason` is
-    "stop", "length", "context" (the context is full) or "cancelled".
+    """An answer: its `text`, and in `reasoning` what the model thought before it, where its chat template sets that off
+    (`<think>`, channels). `tokens` has everything the target said, an end-of-generation token included; `finish_reason`
+    is "stop", "length", "context" (the context is full) or "cancelled".
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "cancelled"
     stats: Stats = field(default_factory=Stats)
+    reasoning: str = ""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= SHOWN else f"{self.text[: SHOWN - 1]}…"

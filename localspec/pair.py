@@ -24,7 +24,8 @@ from localspec.options import Options, Select, Settings, with_options
 from localspec.planning.plans import Plans
 from localspec.planning.profile import PairProfile
 from localspec.prompt import Prompt
-from localspec.text import ChatTemplate, TextStream
+from localspec.template import ChatTemplate
+from localspec.text import TextStream
 from localspec.turns import Turns
 
 
@@ -120,7 +121,7 @@ class Pair:
         return Stream(self._chunks(ids, settings, result), result, self._turns)
 
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
-        text = TextStream(self.vocab, settings.limits)
+        text = TextStream(self.vocab, settings.limits, self.template.parser(ids) if self.template else None)
         sampler = Sampler(settings.sampling)
         pool = self._plans.needs_pool(settings, lambda: self.engine.lag(ids))
         plan = self._plans.plan(settings, sampler, pool=pool)
@@ -130,13 +131,17 @@ class Pair:
             result.stats.add(round)
             result.stats.n_parked += round.n_drafted == 0 and plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
+            thought = text.reasoning()
             result.text += piece
+            result.reasoning += thought
             result.tokens += round.tokens
-            yield Chunk(piece, round.tokens, round.n_accepted)
+            yield Chunk(piece, round.tokens, round.n_accepted, thought)
         result.finish_reason = text.finish_reason or "context"
-        if rest := text.flush():
+        rest, thought = text.flush(), text.reasoning()
+        if rest or thought:
             result.text += rest
-            yield Chunk(rest, [], 0)
+            result.reasoning += thought
+            yield Chunk(rest, [], 0, thought)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that remembers its turns. Raises TemplateError if the model has no chat template."""
