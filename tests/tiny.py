@@ -98,6 +98,34 @@ def _tokenizer_keys(n_vocab: int, pre: str, chat_template: str | None) -> Keys:
     return keys if chat_template is None else keys | {"tokenizer.chat_template": chat_template}
 
 
+def vocabulary_with(special: Mapping[str, gguf.TokenType], n_vocab: int = 320) -> Keys:
+    """GGUF keys of a vocabulary in which unused tokens have these names and types."""
+    tokens, types = _vocabulary(n_vocab)
+    for n, (name, kind) in enumerate(special.items()):
+        unused = tokens.index(f"<|unused_{n}|>")
+        tokens[unused], types[unused] = name, int(kind)
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+
+def sentencepiece(n_vocab: int = 320) -> Keys:
+    """GGUF keys of a SentencePiece vocabulary that puts a space before text: bytes, letters and a few pieces."""
+    kind = gguf.TokenType
+    special = {"<unk>": kind.UNKNOWN, "<s>": kind.CONTROL, "</s>": kind.CONTROL, "<|user|>": kind.CONTROL}
+    pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁s", "▁t", "▁to", "▁e", "ay", "▁say", "nd", "▁end"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [*special.values(), *[kind.BYTE] * 256, *[kind.NORMAL] * len(pieces)]
+    n_unused = n_vocab - len(tokens)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens + [f"<|unused_{i}|>" for i in range(n_unused)],
+        "tokenizer.ggml.token_type": [*map(int, types), *[int(kind.CONTROL)] * n_unused],
+        "tokenizer.ggml.scores": [float(len(token)) for token in tokens] + [0.0] * n_unused,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
 # --- target
 
 
