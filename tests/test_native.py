@@ -37,12 +37,10 @@ int localspec_kernels_enable() {{
     if (n == {fatal}) abort();
     return 0;
 }}
-int localspec_kernels_supported(int) {{ return 0; }}
-const char * localspec_kernels_name(int) {{ return ""; }}
-int localspec_kernels_use(int) {{ return 0; }}
 {more}
 }}
 """
+OTHERS = "".join(f"int {name}() {{ return 0; }}\n" for name in native.FUNCTIONS if name != "localspec_kernels_enable")
 SAY = """
 import json, sys, localspec
 from localspec.llama import native
@@ -58,7 +56,7 @@ def fake(tmp_path: Path) -> Callable[..., Path]:
 
     def compile(*, fatal: int = 0, more: str = "") -> Path:
         source, library = tmp_path / "fake.cpp", tmp_path / "fake.so"
-        source.write_text(FAKE.format(calls=tmp_path / "calls", fatal=fatal, more=more))
+        source.write_text(FAKE.format(calls=tmp_path / "calls", fatal=fatal, more=OTHERS + more))
         subprocess.run(["c++", "-shared", "-fPIC", *UNDEFINED, "-o", library, source], check=True, capture_output=True)
         return library
 
