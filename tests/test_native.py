@@ -5,9 +5,11 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llama_cpp
@@ -113,6 +115,23 @@ def test_it_is_compiled_from_the_headers_of_the_pinned_version() -> None:
     names = [path.name for path in ours.glob("*.h")]
     assert len(names) == 4
     assert filecmp.cmpfiles(ours, installed, names, shallow=False)[0] == names
+
+
+def test_it_is_whole_on_a_cpu_that_it_has_no_kernels_for(tmp_path: Path) -> None:
+    """Its sources, compiled as for another processor: behind the system's headers the macro of x86 is gone."""
+    sources = sorted((ROOT / "localspec" / "native").glob("*.cpp"))
+    text = "".join(path.read_text() for folder in ("", "ggml") for path in (sources[0].parent / folder).glob("*.[ch]*"))
+    system = sorted(set(re.findall(r"#include <(?!immintrin|cpuid).+>", text)))
+    (tmp_path / "other.h").write_text("\n".join([*system, "#undef __x86_64__", ""]))
+    include = ["-include", tmp_path / "other.h", "-I", sources[0].parent / "ggml"]
+    command = ["c++", "-std=c++17", "-fPIC", "-w", *include, "-c"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda path: subprocess.run([*command, path], cwd=tmp_path, check=True), sources))
+    objects = sorted(tmp_path.glob("*.o"))
+    subprocess.run(["c++", "-shared", *UNDEFINED, "-o", tmp_path / "other.so", *objects], check=True)
+    library = native._open(tmp_path / "other.so")  # binds every function it calls
+    assert library.localspec_kernels_enable() == 0
+    assert not any(library.localspec_kernels_supported(i) for i in (1, 2, 3))
 
 
 # --- off, and why
