@@ -47,7 +47,7 @@ $(LLAMA): pyproject.toml tools/build_llama.py | .venv/.pip
 	$(BIN)/python tools/build_llama.py $(if $(CUDA_WANTED),--cuda)
 	@rm -f .venv/.llama* && touch $@
 
-.venv/.setup: pyproject.toml $(LLAMA)
+.venv/.setup: pyproject.toml setup.py $(wildcard localspec/native/*) $(LLAMA)
 	$(INSTALL) --editable .
 	@touch $@
 

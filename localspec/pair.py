@@ -21,7 +21,7 @@ from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import OptionError, PairError
-from localspec.llama import Header, Model, read_header, system_info
+from localspec.llama import Header, Model, native, read_header, system_info
 from localspec.options import Options, Select, Settings
 from localspec.planning import measure
 from localspec.planning.auto import Auto, Bounds
@@ -290,4 +290,4 @@ def _drafting(head: Header | None, target: Target) -> Drafting | None:
 def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
     """What a measured costs holds for: these very files on this build with these settings."""
     stats = [path.stat() for path in paths if path]
-    return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    return repr((system_info(), native.identity(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))

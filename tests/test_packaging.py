@@ -16,7 +16,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+SOURCES = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "localspec",
+    "models",
+    "convert",
+    "cli.py",
+    "Makefile",
+    "tools",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +36,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for path in (ROOT / name for name in SOURCES):
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif path.exists():
             shutil.copy(path, folder)
     return folder
 
 
+def build_wheel(checkout: Path, folder: str, **environment: str) -> Path:
+    build = f"import setuptools.build_meta as b; b.build_wheel({folder!r})"
+    (checkout / folder).mkdir()
+    environment = os.environ | environment
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True, env=environment)
+    return next((checkout / folder).glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
-    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
-    (checkout / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
-    return next((checkout / "dist").glob("*.whl"))
+    return build_wheel(checkout, "dist")
 
 
 def python(code: str, folder: Path) -> str:
@@ -62,6 +78,29 @@ def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> N
     assert {"localspec/py.typed", "localspec/evaluation/prompts.jsonl"} <= names
     described = [path for path in (ROOT / "models").rglob("*") if path.suffix in {".toml", ".gguf", ".md"}]
     assert {f"localspec/models/{path.relative_to(ROOT / 'models').as_posix()}" for path in described} <= names
+
+
+def natives(wheel: Path) -> list[str]:
+    """What a wheel holds of the native part."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if "native" in name and not name.endswith((".py", "LICENSE"))]
+
+
+def test_wheel_has_the_native_part_and_not_its_sources(wheel: Path) -> None:
+    assert natives(wheel) == ["localspec/llama/liblocalspec_native.so"]
+
+
+@pytest.mark.parametrize("environment", [{"CXX": "false", "PATH": ""}, {"CXX": "false"}], ids=["no", "a failing"])
+def test_wheel_with_such_a_compiler_is_without_it(
+    checkout: Path, tmp_path: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    wheel = build_wheel(checkout, request.node.callspec.id, **environment)
+    assert natives(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    printed = python("from localspec.llama import native; print(native.__file__, native.state())", tmp_path)
+    assert printed.startswith(str(tmp_path))
+    assert "installed without it" in printed
 
 
 def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from localspec.errors import BackendError, ModelError
+from localspec.llama import native
 from localspec.llama.binding import C, Log, ext, gpu_offload, uninterrupted
 from localspec.llama.selftest import safe_to_repack
 
@@ -19,9 +20,9 @@ from localspec.llama.selftest import safe_to_repack
 class Model:
     """Weights and vocabulary of one GGUF file; a context manager that frees them.
 
-    `gpu_layers`: layers to put on the GPU, negative for all. `repack`: whether ggml may rearrange weights for its
-    fastest kernels; None lets it unless they crash here (`selftest`). Raises ModelError when llama.cpp refuses the
-    file.
+    `gpu_layers`: layers to put on the GPU, negative for all. `repack`: whether weights may be rearranged for ggml's
+    fastest kernels and ours; None lets them unless those crash here (`selftest`, `native`). Raises ModelError when
+    llama.cpp refuses the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = -1, repack: bool | None = None) -> None:
@@ -29,7 +30,10 @@ class Model:
         self.on_gpu = gpu_layers != 0 and gpu_offload()
         params = C.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
-        params.use_extra_bufts = safe_to_repack() if repack is None else repack
+        if repack is None:
+            native.state()
+            repack = safe_to_repack()
+        params.use_extra_bufts = repack
         Log.clear()
         with uninterrupted():
             self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -48,6 +52,13 @@ class Model:
         if not self._model:
             raise BackendError(f"{self.path.name} is closed; load it again.")
         return self._model
+
+    @property
+    def arch(self) -> str:
+        """The architecture its file names."""
+        text = ctypes.create_string_buffer(256)
+        C.llama_model_meta_val_str(self.pointer, b"general.architecture", text, len(text))
+        return text.value.decode()
 
     @property
     def chat_template(self) -> str | None:
