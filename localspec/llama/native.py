@@ -36,6 +36,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "localspec_kernels_name": (ctypes.c_char_p, [ctypes.c_int]),
     "localspec_kernels_use": (ctypes.c_int, [ctypes.c_int]),
     "localspec_layer_inputs_take": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p]),
+    "localspec_kernels_attention": (ctypes.c_int, [ctypes.c_int]),
 }
 
 

@@ -1,6 +1,8 @@
 #include "buffer.h"
 
-#include <algorithm>
+#include <sys/mman.h>
+
+#include <cstring>
 #include <vector>
 
 #include "packing.h"
@@ -28,19 +30,55 @@ static const char * get_name(ggml_backend_buffer_type_t) {
     return "CPU_LOCALSPEC";
 }
 
-// ggml's own memory, with our ways in and out. No cpy_tensor: ggml goes by set_tensor and get_tensor then.
+// Pages of 2 MB: with those of 4 KB a pass over the weights waits for translations, and loading for faults.
+constexpr size_t huge_page = 2 << 20;
+
+struct memory {
+    void * mapping;
+    size_t mapped;
+
+    uint8_t * begin() const { return reinterpret_cast<uint8_t *>(GGML_PAD(reinterpret_cast<uintptr_t>(mapping), huge_page)); }
+};
+
+static memory & memory_of(ggml_backend_buffer_t buffer) {
+    return *static_cast<memory *>(buffer->context);
+}
+
+static void free_buffer(ggml_backend_buffer_t buffer) {
+    munmap(memory_of(buffer).mapping, memory_of(buffer).mapped);
+    delete &memory_of(buffer);
+}
+
+static void * get_base(ggml_backend_buffer_t buffer) {
+    return memory_of(buffer).begin();
+}
+
+static void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    memset(get_base(buffer), value, buffer->size);
+}
+
+// Mapped, not from the heap: freed, it is the system's again at once. No cpy_tensor: ggml goes by set_tensor and get_tensor.
 static ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-    if (buffer != nullptr) {
-        buffer->buft                = type;
-        buffer->iface.set_tensor    = set_tensor;
-        buffer->iface.get_tensor    = get_tensor;
-        buffer->iface.memset_tensor = memset_tensor;
-        buffer->iface.set_tensor_2d = nullptr;
-        buffer->iface.get_tensor_2d = nullptr;
-        buffer->iface.cpy_tensor    = nullptr;
+    static const ggml_backend_buffer_i interface = [] {
+        ggml_backend_buffer_i i = {};
+        i.free_buffer   = free_buffer;
+        i.get_base      = get_base;
+        i.memset_tensor = memset_tensor;
+        i.set_tensor    = set_tensor;
+        i.get_tensor    = get_tensor;
+        i.clear         = clear;
+        return i;
+    }();
+    const size_t mapped  = size + huge_page;
+    void *       mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapping == MAP_FAILED) {
+        return nullptr;
     }
-    return buffer;
+    memory * context = new memory{ mapping, mapped };
+#if defined(MADV_HUGEPAGE)
+    madvise(context->begin(), size / huge_page * huge_page, MADV_HUGEPAGE);
+#endif
+    return ggml_backend_buffer_init(type, interface, context, size);
 }
 
 static size_t get_alignment(ggml_backend_buffer_type_t) {

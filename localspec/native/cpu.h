@@ -1,6 +1,11 @@
 // Which instruction set the kernels use on this CPU.
 #pragma once
 
+// The first compilers that know AVX-VNNI.
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define LOCALSPEC_HAS_AVXVNNI
+#endif
+
 namespace localspec {
 
 // In order of preference: a later one is faster wherever it exists.

@@ -7,18 +7,96 @@
 
 namespace localspec {
 
+constexpr uint32_t low_halves = 0x0F0F0F0F;
+
+// Q5_0, Q5_1: bit 4 t + i of a word becomes bit t of byte i. Four bits become the lowest of four bytes, and back, by a product
+// in which nothing carries.
+static void spread(const uint32_t * from, uint32_t * to) {
+    *to = 0;
+    for (int t = 0; t < 8; t++) {
+        *to |= ((((*from >> 4 * t) & 0xF) * 0x00204081u) & 0x01010101u) << t;
+    }
+}
+
+static void gather(const uint32_t * from, uint32_t * to) {
+    *to = 0;
+    for (int t = 0; t < 8; t++) {
+        *to |= ((((*from >> t) & 0x01010101u) * 0x10204080u) >> 28) << 4 * t;
+    }
+}
+
+// Q4_K, Q5_K: blocks 2 p and 2 p + 1 are the low and high halves of 8 words. Its own inverse.
+static void nibbles_k(const uint32_t * from, uint32_t * to) {
+    for (int p = 0; p < 4; p++, from += 8, to += 8) {
+        for (int t = 0; t < 4; t++) {
+            to[t]     = (from[t] & low_halves) | (from[t + 4] & low_halves) << 4;
+            to[t + 4] = (from[t] >> 4 & low_halves) | (from[t + 4] & ~low_halves);
+        }
+    }
+}
+
+// Q5_K: bit j of the bytes of word t belongs to block j. Its own inverse.
+static void bits_k(const uint32_t * from, uint32_t * to) {
+    for (int j = 0; j < 8; j++) {
+        to[j] = 0;
+        for (int t = 0; t < 8; t++) {
+            to[j] |= (from[t] >> j & 0x01010101u) << t;
+        }
+    }
+}
+
+// Q6_K: block 2 q + s of 16, of 8 in half a super-block: quarter q, part s. A quarter is the low (q = 0, 1) or high halves of
+// 8 words, and the bits 2 q and 2 q + 1 of another 8.
+static void nibbles_6(const uint32_t * from, uint32_t * to) {
+    for (int i = 0; i < 32; i++) {
+        const int        half = i / 16, q = i / 4 % 4, s = i / 2 % 2, u = i % 2;
+        const uint32_t * word = from + half * 16 + q % 2 * 8 + s * 4 + u;
+        const int        bit  = q / 2 * 4;
+        to[i]                 = (word[0] >> bit & low_halves) | (word[2] >> bit & low_halves) << 4;
+    }
+}
+
+static void nibbles_6_back(const uint32_t * from, uint32_t * to) {
+    for (int i = 0; i < 32; i++) {
+        const int        half = i / 16, odd = i / 8 % 2, s = i / 4 % 2, t = i % 4;
+        const uint32_t * low  = from + half * 16 + odd * 4 + s * 2 + t % 2;  // its quarter; the other one is 8 words on
+        const int        bit  = t / 2 * 4;
+        to[i]                 = (low[0] >> bit & low_halves) | (low[8] >> bit & low_halves) << 4;
+    }
+}
+
+static void bits_6(const uint32_t * from, uint32_t * to) {
+    for (int i = 0; i < 16; i++) {
+        const int half = i / 8, q = i / 2 % 4, s = i % 2;
+        to[i]          = 0;
+        for (int t = 0; t < 4; t++) {
+            to[i] |= (from[half * 8 + s * 4 + t] >> 2 * q & 0x03030303u) << 2 * t;
+        }
+    }
+}
+
+static void bits_6_back(const uint32_t * from, uint32_t * to) {
+    for (int i = 0; i < 16; i++) {
+        const int half = i / 8, s = i / 4 % 2, t = i % 4;
+        to[i]          = 0;
+        for (int q = 0; q < 4; q++) {
+            to[i] |= (from[half * 8 + q * 2 + s] >> 2 * t & 0x03030303u) << 2 * q;
+        }
+    }
+}
+
 // Quants first: their lines of 64 bytes stay aligned that way. The order is the kernels' order, too.
 static const encoding encodings[] = {
-    { GGML_TYPE_Q4_0,   2, { { 2, 4, 4, false }, { 0, 2, 1, false } } },
-    { GGML_TYPE_IQ4_NL, 2, { { 2, 4, 4, false }, { 0, 2, 1, false } } },
-    { GGML_TYPE_Q4_1,   3, { { 4, 4, 4, false }, { 0, 2, 1, false }, { 2, 2, 1, false } } },
-    { GGML_TYPE_Q5_0,   3, { { 6, 4, 4, false }, { 2, 4, 1, true }, { 0, 2, 1, false } } },
-    { GGML_TYPE_Q5_1,   4, { { 8, 4, 4, false }, { 4, 4, 1, true }, { 0, 2, 1, false }, { 2, 2, 1, false } } },
-    { GGML_TYPE_Q8_0,   2, { { 2, 4, 8, false }, { 0, 2, 1, false } } },
-    { GGML_TYPE_Q4_K,   4, { { 16, 4, 32, false }, { 4, 1, 12, false }, { 0, 2, 1, false }, { 2, 2, 1, false } } },
-    { GGML_TYPE_Q5_K,   5, { { 48, 4, 32, false }, { 16, 4, 8, false }, { 4, 1, 12, false }, { 0, 2, 1, false }, { 2, 2, 1, false } } },
-    { GGML_TYPE_Q6_K,   4, { { 0, 4, 32, false }, { 128, 4, 16, false }, { 192, 1, 16, false }, { 208, 2, 1, false } } },
-    { GGML_TYPE_IQ4_XS, 4, { { 8, 4, 32, false }, { 4, 1, 4, false }, { 2, 2, 1, false }, { 0, 2, 1, false } } },
+    { GGML_TYPE_Q4_0,   2, { { 2, 4, 4 }, { 0, 2, 1 } } },
+    { GGML_TYPE_IQ4_NL, 2, { { 2, 4, 4 }, { 0, 2, 1 } } },
+    { GGML_TYPE_Q4_1,   3, { { 4, 4, 4 }, { 0, 2, 1 }, { 2, 2, 1 } } },
+    { GGML_TYPE_Q5_0,   3, { { 6, 4, 4 }, { 2, 4, 1, spread, gather }, { 0, 2, 1 } } },
+    { GGML_TYPE_Q5_1,   4, { { 8, 4, 4 }, { 4, 4, 1, spread, gather }, { 0, 2, 1 }, { 2, 2, 1 } } },
+    { GGML_TYPE_Q8_0,   2, { { 2, 4, 8 }, { 0, 2, 1 } } },
+    { GGML_TYPE_Q4_K,   4, { { 16, 4, 32, nibbles_k, nibbles_k }, { 4, 1, 12 }, { 0, 2, 1 }, { 2, 2, 1 } } },
+    { GGML_TYPE_Q5_K,   5, { { 48, 4, 32, nibbles_k, nibbles_k }, { 16, 4, 8, bits_k, bits_k }, { 4, 1, 12 }, { 0, 2, 1 }, { 2, 2, 1 } } },
+    { GGML_TYPE_Q6_K,   4, { { 0, 4, 32, nibbles_6, nibbles_6_back }, { 128, 4, 16, bits_6, bits_6_back }, { 192, 1, 16 }, { 208, 2, 1 } } },
+    { GGML_TYPE_IQ4_XS, 4, { { 8, 4, 32 }, { 4, 1, 4 }, { 2, 2, 1 }, { 0, 2, 1 } } },
 };
 
 const encoding * encoding_of(ggml_type type) {
@@ -43,36 +121,38 @@ size_t packed::region(int f) const {
     return planes * groups() * group_rows * n_blocks * bytes_before;
 }
 
-// Four bits become the lowest of four bytes, and back: the products put each where it belongs and nothing carries.
-static uint32_t spread(uint32_t word) {
-    uint32_t out = 0;
-    for (int t = 0; t < 8; t++) {
-        out |= ((((word >> 4 * t) & 0xF) * 0x00204081u) & 0x01010101u) << t;
+static const uint32_t * rearranged(rearrange f, const uint32_t * from, uint32_t * to) {
+    if (f == nullptr) {
+        return from;
     }
-    return out;
+    f(from, to);
+    return to;
 }
 
-static uint32_t gather(uint32_t word) {
-    uint32_t out = 0;
-    for (int t = 0; t < 8; t++) {
-        out |= ((((word >> t) & 0x01010101u) * 0x10204080u) >> 28) << 4 * t;
-    }
-    return out;
+// Only words of four bytes are ever rearranged.
+template <typename T> static const T * rearranged(rearrange, const T * from, T *) {
+    return from;
 }
 
 template <bool PACK, typename T>
 static void move_field(const field & f, uint8_t * region, uint8_t * rows, size_t row_bytes, int64_t n_blocks, size_t block_bytes) {
-    for (int64_t b = 0; b < n_blocks; b++, region += f.count * group_rows * sizeof(T)) {
+    constexpr int64_t stride = group_rows * sizeof(T);
+    T                 file[32], packed[32];
+    for (int64_t b = 0; b < n_blocks; b++, region += f.count * stride) {
         for (int64_t row = 0; row < group_rows; row++) {
-            uint8_t * in_file = rows + row * row_bytes + b * block_bytes + f.offset;
-            for (int e = 0; e < f.count; e++) {
-                uint8_t * in_region = region + (e * group_rows + row) * sizeof(T);
-                T         value;
-                memcpy(&value, PACK ? in_file + e * sizeof(T) : in_region, sizeof(T));
-                if (f.bits) {
-                    value = T(PACK ? spread(value) : gather(value));
+            uint8_t * in_file   = rows + row * row_bytes + b * block_bytes + f.offset;
+            uint8_t * in_region = region + row * sizeof(T);
+            if (PACK) {
+                memcpy(file, in_file, f.count * sizeof(T));
+                const T * from = rearranged(f.there, file, packed);
+                for (int e = 0; e < f.count; e++) {
+                    memcpy(in_region + e * stride, from + e, sizeof(T));
                 }
-                memcpy(PACK ? in_region : in_file + e * sizeof(T), &value, sizeof(T));
+            } else {
+                for (int e = 0; e < f.count; e++) {
+                    memcpy(packed + e, in_region + e * stride, sizeof(T));
+                }
+                memcpy(in_file, rearranged(f.back, packed, file), f.count * sizeof(T));
             }
         }
     }

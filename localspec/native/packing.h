@@ -4,8 +4,10 @@
 //
 //     region of a field: [group][block][element of the field in a block][row of the group]
 //
-// so that one 64-byte load brings 4 quants of 16 rows and the scales are vectors, too. It is a permutation of the file's
-// bytes: nothing grows (but for rows up to a multiple of 16) and the file's bytes can be had back.
+// so that one 64-byte load brings 4 quants of 16 rows, and the scales are vectors, too. Of the 32 quants (16 in Q6_K) that
+// share a scale, quant e = 4 t + i has its low four bits in byte i of an element t: in the low half of the byte for the first
+// half of the quants, in the high half for the second. Further bits are in byte i of one more element, at bit t (2 t in Q6_K).
+// It is a permutation of the file's bits: nothing grows (but for rows up to a multiple of 16), and the file can be had back.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +20,15 @@ namespace localspec {
 constexpr int64_t group_rows = 16;
 constexpr int     max_fields = 5;
 
+// Where ggml spreads the bits of 32 quants over a block, the elements of a field are rearranged on the way.
+using rearrange = void (*)(const uint32_t * from, uint32_t * to);
+
 struct field {
-    uint8_t offset;  // in the block, bytes
-    uint8_t size;    // of an element, bytes: 1, 2 or 4
-    uint8_t count;   // elements in a block
-    bool    bits;    // 32 high bits of as many quants: bit 4 t + i is stored as bit 8 i + t, beside quant byte i of line t
+    uint8_t   offset;  // in the block, bytes
+    uint8_t   size;    // of an element, bytes: 1, 2 or 4
+    uint8_t   count;   // elements in a block
+    rearrange there = nullptr;
+    rearrange back  = nullptr;
 };
 
 struct encoding {

@@ -10,6 +10,7 @@ using localspec::activations;
 using localspec::block_scale;
 using localspec::column;
 using localspec::packed;
+using localspec::rows_at;
 
 using I = V::I;  // integers
 using F = V::F;  // one float for every row
@@ -19,16 +20,39 @@ struct places {
     const uint8_t * field[localspec::max_fields];
 };
 
-// An encoding says how 32 (or 16) weights of every row become bytes and floats. lines(t) gives quants 4 t … 4 t + 3 of the
-// block and those half a block further on; weight = d * (code - offset) + m.
-struct nibbles {  // blocks of 32 by themselves, as Q4_0 has them
+// Into the second cache: what a tile of many rows reads next would not fit into the first.
+template <int N> INLINE void lines_ahead(const uint8_t * p) {
+    for (int i = 0; i < N; i++) {
+        __builtin_prefetch(p + i * 64, 0, 2);
+    }
+}
+
+// An encoding says how the quants and scales of a block lie (packing.h has the pattern): lines(t) gives quants
+// 4 t … 4 t + 3 and those half a block further on, weight = d * (quant - offset) + m.
+struct nibbles {
     static constexpr int  block   = 32;
     static constexpr bool minimum = false;
 
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
+    static INLINE void lines(const places & w, int64_t b, int t, I & first, I & second) {
         const I x = V::load(w.field[0] + (b * 4 + t) * 64);
-        low       = V::low_nibbles(x);
-        high      = V::low_nibbles(V::right(x, 4));
+        first     = V::low_nibbles(x);
+        second    = V::low_nibbles(V::right(x, 4));
+    }
+
+    static INLINE void prefetch(const places & w, int64_t b) { lines_ahead<4>(w.field[0] + b * 4 * 64); }
+};
+
+struct five_bits : nibbles {
+    static INLINE void lines(const places & w, int64_t b, int t, I & first, I & second) {
+        nibbles::lines(w, b, t, first, second);
+        const I bits = V::load(w.field[1] + b * 64);
+        first        = V::insert(first, V::left(bits, 4 - t), 0x10);
+        second       = V::insert(second, V::right(bits, t), 0x10);
+    }
+
+    static INLINE void prefetch(const places & w, int64_t b) {
+        nibbles::prefetch(w, b);
+        lines_ahead<1>(w.field[1] + b * 64);
     }
 };
 
@@ -45,15 +69,6 @@ struct q4_1 : nibbles {
     static INLINE void scales(const places & w, int64_t b, F & d, F & m) {
         d = V::halves(w.field[1] + b * 32);
         m = V::halves(w.field[2] + b * 32);
-    }
-};
-
-struct five_bits : nibbles {
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        nibbles::lines(w, b, t, low, high);
-        const I bits = V::load(w.field[1] + b * 64);
-        low          = V::insert(low, V::left(bits, 4 - t), 0x10);
-        high         = V::insert(high, V::right(bits, t), 0x10);
     }
 };
 
@@ -75,24 +90,26 @@ struct q5_1 : five_bits {
 
 struct q8_0 {
     static constexpr int  block   = 32;
-    static constexpr int  offset  = 128;  // lines give code - offset, signed; V makes of it what it can multiply
+    static constexpr int  offset  = 128;  // lines give quant - offset, signed; V makes of it what it can multiply
     static constexpr bool minimum = false;
 
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        low  = V::load(w.field[0] + (b * 8 + t) * 64);
-        high = V::load(w.field[0] + (b * 8 + t + 4) * 64);
+    static INLINE void lines(const places & w, int64_t b, int t, I & first, I & second) {
+        first  = V::load(w.field[0] + (b * 8 + t) * 64);
+        second = V::load(w.field[0] + (b * 8 + t + 4) * 64);
     }
 
     static INLINE void scales(const places & w, int64_t b, F & d, F &) { d = V::halves(w.field[1] + b * 32); }
+
+    static INLINE void prefetch(const places & w, int64_t b) { lines_ahead<8>(w.field[0] + b * 8 * 64); }
 };
 
 struct iq4_nl : nibbles {
     static constexpr int offset = 128;
 
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        nibbles::lines(w, b, t, low, high);
-        low  = V::iq4_values(low);
-        high = V::iq4_values(high);
+    static INLINE void lines(const places & w, int64_t b, int t, I & first, I & second) {
+        nibbles::lines(w, b, t, first, second);
+        first  = V::iq4_values(first);
+        second = V::iq4_values(second);
     }
 
     static INLINE void scales(const places & w, int64_t b, F & d, F &) { d = V::halves(w.field[1] + b * 32); }
@@ -121,42 +138,26 @@ INLINE void k_scales(const uint8_t * scales, int i, I & scale, I & min) {
     }
 }
 
-INLINE void k_floats(const uint8_t * scales, const uint8_t * d_super, const uint8_t * m_super, int64_t b, F & d, F & m) {
+template <int FIELD> INLINE void k_floats(const places & w, int64_t b, F & d, F & m) {
     const int64_t super = b >> 3;
     I             scale, min;
-    k_scales(scales + super * 12 * 16, b & 7, scale, min);
-    d = V::mul(V::halves(d_super + super * 32), V::floats(scale));
-    m = V::negative(V::mul(V::halves(m_super + super * 32), V::floats(min)));
+    k_scales(w.field[FIELD] + super * 12 * 16, b & 7, scale, min);
+    d = V::mul(V::halves(w.field[FIELD + 1] + super * 32), V::floats(scale));
+    m = V::negative(V::mul(V::halves(w.field[FIELD + 2] + super * 32), V::floats(min)));
 }
 
-struct q4_k {
-    static constexpr int  block   = 32;
+struct q4_k : nibbles {
     static constexpr int  offset  = 0;
     static constexpr bool minimum = true;
 
-    // Two blocks share their bytes.
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        const uint8_t * line = w.field[0] + ((b >> 1) * 8 + t) * 64;
-        low                  = V::low_nibbles(V::right(V::load(line), 4 * (b & 1)));
-        high                 = V::low_nibbles(V::right(V::load(line + 4 * 64), 4 * (b & 1)));
-    }
-
-    static INLINE void scales(const places & w, int64_t b, F & d, F & m) {
-        k_floats(w.field[1], w.field[2], w.field[3], b, d, m);
-    }
+    static INLINE void scales(const places & w, int64_t b, F & d, F & m) { k_floats<1>(w, b, d, m); }
 };
 
-struct q5_k : q4_k {
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        q4_k::lines(w, b, t, low, high);
-        const uint8_t * bits = w.field[1] + ((b >> 3) * 8 + t) * 64;
-        low                  = V::insert(low, V::left(V::right(V::load(bits), b & 7), 4), 0x10);
-        high                 = V::insert(high, V::left(V::right(V::load(bits + 4 * 64), b & 7), 4), 0x10);
-    }
+struct q5_k : five_bits {
+    static constexpr int  offset  = 0;
+    static constexpr bool minimum = true;
 
-    static INLINE void scales(const places & w, int64_t b, F & d, F & m) {
-        k_floats(w.field[2], w.field[3], w.field[4], b, d, m);
-    }
+    static INLINE void scales(const places & w, int64_t b, F & d, F & m) { k_floats<2>(w, b, d, m); }
 };
 
 struct q6_k {
@@ -164,28 +165,33 @@ struct q6_k {
     static constexpr int  offset  = 32;
     static constexpr bool minimum = false;
 
-    // Of 128 weights the quarters 0 and 2 share their low bits' bytes, 1 and 3 too, all four their high bits'.
-    static INLINE void lines(const places & w, int64_t b, int t, I & low, I & high) {
-        const int64_t   half    = b >> 3;
-        const int       quarter = (b >> 1) & 3;
-        const uint8_t * four    = w.field[0] + (half * 16 + (quarter & 1) * 8 + (b & 1) * 4 + t) * 64;
-        const uint8_t * two     = w.field[1] + (half * 8 + (b & 1) * 4 + t) * 64;
-        low                     = six_bits(V::load(four), V::load(two), quarter);
-        high                    = six_bits(V::load(four + 2 * 64), V::load(two + 2 * 64), quarter);
-    }
-
-    static INLINE I six_bits(I four, I two, int quarter) {
-        return V::insert(V::low_nibbles(V::right(four, 4 * (quarter >> 1))), V::left(V::right(two, 2 * quarter), 4), 0x30);
+    static INLINE void lines(const places & w, int64_t b, int t, I & first, I & second) {
+        const I x    = V::load(w.field[0] + (b * 2 + t) * 64);
+        const I bits = V::load(w.field[1] + b * 64);
+        first        = V::insert(V::low_nibbles(x), V::left(bits, 4 - 2 * t), 0x30);
+        second       = V::insert(V::low_nibbles(V::right(x, 4)), V::right(bits, 2 * t), 0x30);
     }
 
     static INLINE void scales(const places & w, int64_t b, F & d, F &) {
         d = V::mul(V::halves(w.field[3] + (b >> 4) * 32), V::floats(V::signed_bytes(w.field[2] + b * 16)));
     }
+
+    static INLINE void prefetch(const places & w, int64_t b) {
+        lines_ahead<2>(w.field[0] + b * 2 * 64);
+        lines_ahead<1>(w.field[1] + b * 64);
+    }
+};
+
+// The rows of a tile, and those whose quants are fetched into the cache meanwhile. Left to itself the CPU fetches too late:
+// it stops at every page, and a tile of a few columns computes while nothing is on its way.
+struct tile_rows {
+    places now[V::vectors];
+    places next[V::vectors];
 };
 
 // V::vectors × N results: along k block by block, within a block in integers.
 template <class E, int N>
-INLINE void tile(const places (&w)[V::vectors], const column * columns, int64_t k, F (&result)[V::vectors][N]) {
+INLINE void tile(const tile_rows & w, const column * columns, int64_t k, F (&result)[V::vectors][N]) {
     const int8_t *      x[N];
     const block_scale * scale[N];
     for (int c = 0; c < N; c++) {
@@ -196,6 +202,9 @@ INLINE void tile(const places (&w)[V::vectors], const column * columns, int64_t 
         }
     }
     for (int64_t b = 0; b < k / E::block; b++) {
+        for (int v = 0; v < V::vectors * V::rows / localspec::group_rows; v++) {
+            E::prefetch(w.next[v * localspec::group_rows / V::rows], b);
+        }
         I sum[V::vectors][N];
         for (int c = 0; c < N; c++) {
             for (int v = 0; v < V::vectors; v++) {
@@ -206,7 +215,7 @@ INLINE void tile(const places (&w)[V::vectors], const column * columns, int64_t 
         for (int t = 0; t < E::block / 8; t++) {
             I low[V::vectors], high[V::vectors];
             for (int v = 0; v < V::vectors; v++) {
-                E::lines(w[v], b, t, low[v], high[v]);
+                E::lines(w.now[v], b, t, low[v], high[v]);
                 V::template prepare<E::offset>(low[v], high[v]);
             }
             for (int c = 0; c < N; c++) {
@@ -219,7 +228,7 @@ INLINE void tile(const places (&w)[V::vectors], const column * columns, int64_t 
         }
         for (int v = 0; v < V::vectors; v++) {
             F d, m;
-            E::scales(w[v], b, d, m);
+            E::scales(w.now[v], b, d, m);
             for (int c = 0; c < N; c++) {
                 result[v][c] = V::fma(V::floats(sum[v][c]), V::mul(d, V::all(scale[c][b].d)), result[v][c]);
                 if (E::minimum) {
@@ -231,17 +240,17 @@ INLINE void tile(const places (&w)[V::vectors], const column * columns, int64_t 
 }
 
 template <class E, int N>
-TARGET void rows(const places (&w)[V::vectors], const column * columns, int64_t k, int64_t row, int64_t n_rows) {
+TARGET void rows(const tile_rows & w, const column * columns, int64_t k, int64_t row, int64_t end) {
     F result[V::vectors][N];
     tile<E, N>(w, columns, k, result);
     for (int v = 0; v < V::vectors; v++, row += V::rows) {
         for (int c = 0; c < N; c++) {
-            if (row + V::rows <= n_rows) {
+            if (row + V::rows <= end) {
                 V::store(columns[c].y + row, result[v][c]);
-            } else if (row < n_rows) {
+            } else if (row < end) {
                 float last[V::rows];
                 V::store(last, result[v][c]);
-                __builtin_memcpy(columns[c].y + row, last, (n_rows - row) * sizeof(float));
+                __builtin_memcpy(columns[c].y + row, last, (end - row) * sizeof(float));
             }
         }
     }
@@ -258,24 +267,31 @@ TARGET places places_of(const packed & w, const uint8_t * data, int64_t plane, i
     return at;
 }
 
+TARGET void places_of(const packed & w, const uint8_t * data, rows_at at, places (&places)[V::vectors]) {
+    for (int v = 0; v < V::vectors; v++) {  // behind the last group the one before again: it is not stored
+        const int64_t row = at.row + v * V::rows;
+        places[v]         = places_of(w, data, at.plane, row < w.groups() * localspec::group_rows ? row : at.row);
+    }
+}
+
 template <class E>
-TARGET void product(const packed & w, const uint8_t * data, int64_t plane, int64_t first, int64_t last,
+TARGET void product(const packed & w, const uint8_t * data, rows_at first, rows_at next, int64_t to, int64_t end,
                     const column * columns, int64_t n_columns) {
-    const int64_t k = w.n_blocks * ggml_blck_size(w.code->type);
-    for (int64_t row = first; row < last; row += V::rows * V::vectors) {
-        places at[V::vectors];
-        for (int v = 0; v < V::vectors; v++) {  // behind the last group the one before again: it is not stored
-            const int64_t there = row + v * V::rows;
-            at[v]               = places_of(w, data, plane, there < last ? there : row);
-        }
+    constexpr int step = V::rows * V::vectors;
+    const int64_t k    = w.n_blocks * ggml_blck_size(w.code->type);
+    tile_rows     at;
+    places_of(w, data, first, at.now);
+    for (; to < end; to += step, first.row += step) {
+        places_of(w, data, to + step < end ? rows_at{ first.plane, first.row + step } : next, at.next);
         for (int64_t c = 0; c < n_columns;) {
             const int64_t left  = n_columns - c;
             const int64_t tiles = (left + 3) / 4;
             const int64_t n     = (left + tiles - 1) / tiles;  // 5 are 3 and 2: a tile of one is the dearest
-            const auto    fn    = n == 4 ? rows<E, 4> : n == 3 ? rows<E, 3> : n == 2 ? rows<E, 2> : rows<E, 1>;
-            fn(at, columns + c, k, row, w.rows);
+            const auto    tile  = n == 4 ? rows<E, 4> : n == 3 ? rows<E, 3> : n == 2 ? rows<E, 2> : rows<E, 1>;
+            tile(at, columns + c, k, to, end);
             c += n;
         }
+        __builtin_memcpy(at.now, at.next, sizeof(at.now));
     }
 }
 

@@ -173,6 +173,52 @@ static int64_t jobs_of_mul_mat_id(const work & w, const ggml_tensor * op, const 
     return n_experts;
 }
 
+// What a thread does at once: some rows by some columns.
+struct piece {
+    int64_t        plane;
+    int64_t        row;
+    int64_t        n_rows;  // 0 behind the end
+    const column * columns;
+    int64_t        n_columns;
+};
+
+// All pieces of a product by number, asked for in rising order.
+struct pieces {
+    const job *    jobs;
+    const job *    end;
+    const column * columns;
+    int64_t        n_rows;             // of a plane
+    int64_t        rows_per_piece;
+    int64_t        columns_per_piece;
+    int64_t        first = 0;          // number of the first piece of *jobs
+
+    void at(int64_t number, piece & found) {
+        const int64_t n_down = (n_rows + rows_per_piece - 1) / rows_per_piece;
+        for (; jobs != end; jobs++) {
+            const int64_t n = n_down * ((jobs->n + columns_per_piece - 1) / columns_per_piece);
+            if (number < first + n) {
+                const int64_t row = (number - first) % n_down * rows_per_piece;
+                const int64_t col = (number - first) / n_down * columns_per_piece;
+                found = { jobs->plane, row, std::min(rows_per_piece, n_rows - row), columns + jobs->first + col,
+                          std::min(columns_per_piece, jobs->n - col) };
+                return;
+            }
+            first += n;
+        }
+        found = {};
+    }
+};
+
+// Rows so few that the threads end together, columns so few that their quants stay in the second cache while weights
+// stream by.
+static pieces pieces_of(const work & w, const ggml_tensor * op, int n_threads) {
+    const int64_t n_rows    = op->src[0]->ne[1];
+    const int64_t n_jobs    = op->op == GGML_OP_MUL_MAT ? op->src[0]->ne[2] * op->src[1]->ne[3] : op->src[0]->ne[2];
+    const int64_t n_columns = (256 << 10) / w.column_bytes / 4 * 4;
+    return { w.jobs, w.jobs + n_jobs, w.columns, n_rows, std::max<int64_t>(32, n_rows / (n_threads * 8) / 32 * 32),
+             std::max<int64_t>(16, n_columns) };
+}
+
 static product_fn product_for(isa set, ggml_type type) {
     switch (set) {
         case isa::avx512vnni: return product_avx512vnni(type);
@@ -194,26 +240,17 @@ void products_forward(isa set, const ggml_compute_params * params, ggml_tensor *
     }
     ggml_barrier(params->threadpool);
 
-    // A chunk is some rows by some columns: rows so few that threads end together, columns so few that their quants stay in
-    // the second cache while weights stream by.
-    const product_fn product   = product_for(set, op->src[0]->type);
-    const int64_t    n_jobs    = is_mul_mat ? op->src[0]->ne[2] * op->src[1]->ne[3] : op->src[0]->ne[2];
-    const int64_t    n_rows    = op->src[0]->ne[1];
-    const int64_t    per_chunk = std::max<int64_t>(32, n_rows / (params->nth * 4) / 32 * 32);
-    const int64_t    row_chunks = (n_rows + per_chunk - 1) / per_chunk;
-    const int64_t    columns_per_chunk = std::max<int64_t>(16, (256 << 10) / w.column_bytes / 4 * 4);
-    int64_t          first_chunk = 0;
-    int64_t          chunk       = params->ith;
-    for (const job * j = w.jobs; j != w.jobs + n_jobs; j++) {
-        const int64_t n_chunks = row_chunks * ((j->n + columns_per_chunk - 1) / columns_per_chunk);
-        while (chunk < first_chunk + n_chunks) {
-            const int64_t row    = (chunk - first_chunk) % row_chunks * per_chunk;
-            const int64_t column = (chunk - first_chunk) / row_chunks * columns_per_chunk;
-            product(from.tensor, from.data, j->plane, from.row + row, from.row + std::min(row + per_chunk, n_rows),
-                    w.columns + j->first + column, std::min(columns_per_chunk, j->n - column));
-            chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
-        }
-        first_chunk += n_chunks;
+    const product_fn product = product_for(set, op->src[0]->type);
+    pieces           all     = pieces_of(w, op, params->nth);
+    piece            now, next;
+    all.at(params->ith, now);
+    while (now.n_rows != 0) {
+        all.at(ggml_threadpool_chunk_add(params->threadpool, 1), next);
+        const rows_at first{ now.plane, from.row + now.row };
+        const rows_at then{ next.plane, from.row + next.row };
+        product(from.tensor, from.data, first, next.n_rows != 0 ? then : first, now.row, now.row + now.n_rows, now.columns,
+                now.n_columns);
+        now = next;
     }
 }
 

@@ -37,8 +37,15 @@ struct column {
 
 // Quantises blocks [first, last) of a column of k floats. A block with a NaN or an infinity becomes NaN.
 using quantise_fn = void (*)(const activations & format, const float * x, uint8_t * column, int64_t k, int64_t first, int64_t last);
-// Computes rows [first, last) of a plane for all columns; both are multiples of 32, or last is the number of rows.
-using product_fn = void (*)(const packed & w, const uint8_t * data, int64_t plane, int64_t first, int64_t last,
+// A row of a plane, the first of a group.
+struct rows_at {
+    int64_t plane;
+    int64_t row;
+};
+
+// Computes results [to, end) of all columns from the weights' rows from `first` on; fetches the beginning of `next` into the
+// cache.
+using product_fn = void (*)(const packed & w, const uint8_t * data, rows_at first, rows_at next, int64_t to, int64_t end,
                             const column * columns, int64_t n_columns);
 
 quantise_fn quantise_avx2();

@@ -3,14 +3,17 @@
 
 #include <atomic>
 
+#include "attention.h"
 #include "buffer.h"
 #include "cpu.h"
 #include "ggml_internals.h"
 #include "products.h"
+#include "single_floats.h"
 
 namespace localspec {
 
-static std::atomic<isa> used{ isa::none };
+static std::atomic<isa>  used{ isa::none };
+static std::atomic<bool> attention_is_ours{ true };
 
 class product_traits : public ggml::cpu::tensor_traits {
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
@@ -20,6 +23,30 @@ class product_traits : public ggml::cpu::tensor_traits {
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         products_forward(used.load(std::memory_order_relaxed), params, op);
+        return true;
+    }
+};
+
+class attention_traits : public ggml::cpu::tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        size = attention_work_size(n_threads, op);
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        attention_forward(used.load(std::memory_order_relaxed), params, op);
+        return true;
+    }
+};
+
+class single_floats_traits : public ggml::cpu::tensor_traits {
+    bool work_size(int, const ggml_tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        single_floats_forward(params, op);
         return true;
     }
 };
@@ -39,13 +66,21 @@ class kernels : public ggml::cpu::extra_buffer_type {
             case GGML_OP_MUL_MAT:
             case GGML_OP_MUL_MAT_ID:
                 return is_packed(op->src[0]) ? &products : nullptr;
+            case GGML_OP_FLASH_ATTN_EXT:
+                return attention_is_ours.load(std::memory_order_relaxed) && attention_supports(op) ? &attention : nullptr;
+            case GGML_OP_FILL:
+            case GGML_OP_SET_ROWS:
+            case GGML_OP_REPEAT:
+                return single_floats_support(op) ? &single_floats : nullptr;
             default:
                 return nullptr;
         }
     }
 
   private:
-    product_traits products;
+    product_traits       products;
+    attention_traits     attention;
+    single_floats_traits single_floats;
 
     // Also of a weight in a buffer without memory, with which llama.cpp asks before it loads.
     bool is_ours(const ggml_tensor * weight) {
@@ -91,6 +126,16 @@ __attribute__((visibility("default"))) int localspec_kernels_use(int set) {
     }
     used = isa(set);
     return 1;
+}
+
+// Whether attention is ours from the next graph on, for tests and benchmarks. Returns whether it was.
+__attribute__((visibility("default"))) int localspec_kernels_attention(int ours) {
+    return localspec::attention_is_ours.exchange(ours != 0);
+}
+
+// The buffer type of packed weights, for tests.
+__attribute__((visibility("default"))) ggml_backend_buffer_type_t localspec_kernels_buffer_type(void) {
+    return ggml_backend_cpu_get_extra_buffer_types().front();
 }
 
 }  // extern "C"
