@@ -131,9 +131,9 @@ def test_bench_json_has_the_promised_fields(files: tuple[str, ...], tmp_path: Pa
 
 def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) -> None:
     from localspec.evaluation.bench import bench
-    from localspec.pair import Pair
+    from localspec.loading.open import open_pair
 
-    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+    with open_pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
         figures = bench(pair, {"one": ["abc"]}, modes=["greedy"], repeats=1, max_tokens=10, draft_max=2)
     assert len(figures["modes"]["greedy"]["accepted_per_slot"]) == 2
 
@@ -141,9 +141,9 @@ def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) ->
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
 def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -> None:
     from localspec.evaluation.bench import bench
-    from localspec.pair import Pair
+    from localspec.loading.open import open_pair
 
-    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+    with open_pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
         modes = bench(pair, {"one": ["abc"]}, modes=[], repeats=1, max_tokens=400, synthetic=rate)["modes"]
     assert modes["synthetic"]["accepted_per_slot"][0] == pytest.approx(rate, abs=0.12)
     assert modes["synthetic"]["acceptance_length"] == pytest.approx(sum(rate**k for k in range(8)), rel=0.15)

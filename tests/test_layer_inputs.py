@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from localspec.errors import BackendError, PairError
 from localspec.llama import Context, Model, context, layer_inputs, native
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 
 OWN = ("llama", "qwen3", "qwen35")
@@ -154,7 +155,7 @@ def test_llama_cpp_is_asked_once_an_architecture(tmp_path: Path, monkeypatch: py
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     target = tiny.write_target(folder / "target.gguf", request.param)
-    with Pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1) as pair:
+    with open_pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1) as pair:
         yield pair
 
 
@@ -181,7 +182,7 @@ def test_a_sliding_window_gets_chains(tmp_path: Path) -> None:
     target = tiny.write_target(
         tmp_path / "target.gguf", "gemma3", n_layer=6, overrides={"gemma3.attention.sliding_window": 16}
     )
-    with Pair(target, tiny.write_drafter(tmp_path / "drafter.gguf", target), n_ctx=512, n_threads=1) as pair:
+    with open_pair(target, tiny.write_drafter(tmp_path / "drafter.gguf", target), n_ctx=512, n_threads=1) as pair:
         assert not pair.engine.target.can_branch
         plain = pair.generate(PROMPT, max_tokens=60, spec=False)
         assert pair.generate(PROMPT, max_tokens=60, path="greedy").tokens == plain.tokens

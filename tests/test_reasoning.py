@@ -18,6 +18,7 @@ from localspec.answer import Result
 from localspec.cli import answers
 from localspec.cli.main import main
 from localspec.engine.stats import Round
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 from localspec.reasoning import TOKEN, Channels, ReasoningParser, channels_of, inline_tags
 from localspec.text import Limits, TextStream
@@ -241,7 +242,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, di
     def one(template: str, special: dict[str, Any]) -> Pair:
         path = folder / f"{len(pairs)}.gguf"
         tiny.write_target(path, chat_template=template, overrides=tiny.vocabulary_with(special))
-        pairs.append(Pair(path, n_ctx=512, n_threads=1))
+        pairs.append(open_pair(path, n_ctx=512, n_threads=1))
         return pairs[-1]
 
     yield one

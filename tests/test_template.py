@@ -12,7 +12,7 @@ import tiny
 
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Model
-from localspec.pair import Pair
+from localspec.loading.open import open_pair
 from localspec.template import GUARD, ChatTemplate
 from localspec.text import encode_plain
 
@@ -165,7 +165,7 @@ def test_a_template_that_does_not_parse_is_refused_when_it_is_used(model: Model,
 
 
 def test_a_template_that_does_not_parse_costs_chat_and_nothing_else(tmp_path: Path) -> None:
-    with Pair(tiny.write_target(tmp_path / "t.gguf", chat_template="{% if %}"), n_ctx=256, n_threads=1) as pair:
+    with open_pair(tiny.write_target(tmp_path / "t.gguf", chat_template="{% if %}"), n_ctx=256, n_threads=1) as pair:
         assert len(pair.generate(encode_plain(pair.vocab, "abc"), max_tokens=4).tokens) == 4
         for ask in (lambda: pair.generate("abc"), lambda: pair.chat().send("abc")):
             with pytest.raises(TemplateError, match="does not parse"):

@@ -66,7 +66,7 @@ class Conversation:
                 self.say(f"taken back: {self.chat.undo()}")
             case "stats", _:
                 self.say(figures(total(self.answers)))
-            case "spec", "on" if self.pair.engine.drafter is None:
+            case "spec", "on" if not self.pair.has_drafter:
                 self.say("there is no drafter; load one with -md")
             case "spec", ("on" | "off") as value:
                 self.settings["spec"] = value == "on"
