@@ -20,12 +20,13 @@ PACKAGE = Path(__file__).parent.parent / "localspec"
 # What each top-level module or folder may import, besides itself and `errors`.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "progress": set(),
     "storage": set(),
     "llama": {"storage"},
     "machine": {"llama"},
     "dflash": {"llama"},
     "engine": {"llama"},
-    "hub": {"dflash", "llama", "machine", "storage"},
+    "hub": {"dflash", "llama", "machine", "progress", "storage"},
     "planning": {"engine", "storage"},
     "text": {"llama"},
     "answer": {"engine"},
@@ -33,8 +34,8 @@ LAYERS: dict[str, set[str]] = {
     "chat": {"answer", "llama", "options", "text"},
     "pair": {"answer", "chat", "dflash", "engine", "llama", "options", "planning", "text"},
     "loading": {"dflash", "hub", "llama", "machine", "options", "pair", "storage"},
-    "convert": {"dflash", "llama"},
-    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "text"},
+    "convert": {"dflash", "llama", "storage"},
+    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "progress", "storage", "text"},
 }
 LAYERS["evaluation"] = LAYERS.keys() - {"convert", "distill"}
 LAYERS["__init__"] = LAYERS.keys() - {"convert", "distill", "evaluation"}
