@@ -69,6 +69,24 @@ class ChatTemplate:
                 ids += self.vocab.tokenize(part.replace(GUARD, ""), parse_special=not marked)
         return ids
 
+    def n_before_answer(self, prompt: Sequence[int]) -> int | None:
+        """How many tokens of `prompt` stand before what only opens the answer; None if it does not end with that.
+
+        Templates take this opening back: behind a later turn the answer stands without its thoughts.
+        """
+        n = len(prompt) - len(self._opening)
+        return n if self._opening and list(prompt[n:]) == self._opening else None
+
+    @cached_property
+    def _opening(self) -> list[int]:
+        """What the template writes only to have an answer begin; empty where it has no such part."""
+        turn = [{"role": "user", "content": "?"}]
+        try:
+            asked, opened = self.render(turn, generate=False), self.render(turn)
+        except TemplateError:
+            return []
+        return self.tokenize(opened.removeprefix(asked)) if opened.startswith(asked) else []
+
     def _guarded(self, message: Message) -> Message:
         if not all(isinstance(message.get(name), str) for name in ("role", "content")):
             raise OptionError(f"a message needs a 'role' and a 'content' that are text, not {message!r}.")

@@ -239,9 +239,15 @@ class History:
         return [self.extend, self.truncate, self.abandon, self.abort, self.undo, self.retry, self.interleave]
 
 
-def opened(folder: Path, kind: str, *, drafts: bool) -> Pair:
+THINKING = (  # as Qwen3.5's: the prompt opens a thought, and behind the next turn the answer stands without it
+    tiny.CHATML.replace("message['content']", "message['content'].split('</think>')[-1]").rpartition("{% if")[0]
+    + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+
+
+def opened(folder: Path, kind: str, *, drafts: bool, **options: Any) -> Pair:
     n_layer = 2 if kind == "recurrent" else 4  # its scan is slow
-    target = tiny.write_target(folder / f"{kind}-{drafts}.gguf", KINDS[kind], n_layer=n_layer)
+    target = tiny.write_target(folder / f"{kind}-{drafts}.gguf", KINDS[kind], n_layer=n_layer, **options)
     drafter = tiny.write_drafter(folder / f"{kind}-drafter.gguf", target) if drafts else None
     return Pair(target, drafter, n_ctx=N_CTX, n_threads=1)
 
@@ -261,3 +267,67 @@ def test_any_history_goes_on_like_a_fresh_pair(
             steps = history.steps()
             steps[int(history.rng.integers(len(steps)))]()
         print("largest difference of a logit:", history.worst)
+
+
+# --- cases that were once wrong, or slow
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> Iterator[Pair]:
+    with opened(tmp_path, "hybrid", drafts=True, chat_template=None) as pair:
+        yield pair
+
+
+def test_a_hybrid_goes_back_only_to_what_the_last_batch_left(hybrid: Pair) -> None:
+    """llama.cpp went back to a snapshot of an earlier batch, and the words were others."""
+    expected = hybrid.generate("tea is hot", max_tokens=12, spec=False).tokens
+    hybrid.engine.forget()
+    hybrid.generate("to a", max_tokens=3, spec=False)
+    assert hybrid.generate("tea is hot", max_tokens=12, spec=False).tokens == expected
+
+
+def test_where_a_recurrent_state_can_be_taken_back_to(hybrid: Pair) -> None:
+    """To any token of the last batch but the place before it, once; else to a checkpoint."""
+    target, n_rollback = hybrid.engine.target, hybrid.engine.target.draft_max
+    target.prefill([65] * 20)
+    target.checkpoint()
+    target.prefill([66] * 30)
+    assert [target.reachable(n) for n in (50, 50 - n_rollback, 49 - n_rollback, 20, 19)] == [50, 43, 20, 20, 0]
+    target.prefill([67] * 3)
+    assert [target.reachable(n) for n in (52, 51, 50, 49)] == [52, 51, 20, 20]
+    assert target.rewind(51) == 51
+    assert [target.reachable(n) for n in (51, 50)] == [51, 20]
+    assert target.rewind(50) == 20
+    assert target.n_past == 20
+    assert target.rewind(19) == 0
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "window", "recurrent"])
+def test_a_chat_whose_template_takes_thoughts_back_reads_no_old_turn_again(tmp_path: Path, kind: str) -> None:
+    with opened(tmp_path, kind, drafts=kind != "recurrent", chat_template=THINKING) as pair:
+        pair.path = "greedy"
+        chat, before = pair.chat(system="be the sea"), 0
+        for text in ("the sea", "and the sand", "what is in his hand"):
+            cached = chat.send(text, max_tokens=20).stats.cached_n
+            assert cached >= before
+            before = pair.template.n_before_answer(pair.encode([*chat.messages[:-1]]))
+            assert before is not None
+            assert before > cached
+        chat.undo()
+        again = chat.send("what is in his hand", max_tokens=20)
+        assert again.stats.cached_n >= before
+
+
+def test_prompts_that_part_at_the_same_place_are_read_from_there(hybrid: Pair) -> None:
+    """A long beginning in common is read twice, not for each of them."""
+    start, ends = hybrid.encode("the user is in the sea and the sand " * 4), map(hybrid.encode, ("a", "on", "is", "to"))
+    cached = [hybrid.generate([*start, *end, *end], max_tokens=5).stats.cached_n for end in ends]
+    assert cached == [0, 0, len(start), len(start)]
+
+
+def test_a_prompt_said_again_is_not_read_again(hybrid: Pair) -> None:
+    ids = hybrid.encode("the user is in the sea and the sand")
+    first = hybrid.generate(ids, max_tokens=20, path="greedy")
+    again = hybrid.generate(ids, max_tokens=20, path="greedy")
+    assert again.stats.prompt_n == 1
+    assert again.tokens == first.tokens

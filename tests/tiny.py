@@ -171,6 +171,7 @@ def _arch_keys(arch: str, n_embd: int) -> Keys:
         return {
             "mamba.feed_forward_length": 0,
             "mamba.attention.head_count": 0,
+            "mamba.attention.head_count_kv": 0,
             "mamba.ssm.conv_kernel": 4,
             "mamba.ssm.inner_size": 2 * n_embd,
             "mamba.ssm.state_size": 16,

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_CHECKPOINTS = 4
-MAX_BYTES = 512 * 2**20  # of all of them together; one is kept whatever its size
+MAX_BYTES = 512 * 2**20  # of all of them together
 
 State = NDArray[np.uint8]
 
 
 class Checkpoints:
-    """A few states of one growing sequence, each at a number of positions. The latest one is always kept."""
+    """A few states of one growing sequence, each at a number of positions; the latest one is always among them."""
 
     def __init__(self) -> None:
         self._states: dict[int, State] = {}  # ascending: a sequence only grows
@@ -28,9 +28,12 @@ class Checkpoints:
         return max((at for at in self._states if at <= n), default=0)
 
     def add(self, n: int, state: State) -> None:
-        """Keep `state` of the first `n` positions, beyond all others; make room where there are too many."""
+        """Keep `state` of the first `n` positions, beyond all others; make room where there are too many.
+
+        It must not be larger than `MAX_BYTES`.
+        """
         self._states[n] = state
-        while len(self._states) > 1 and (len(self._states) > MAX_CHECKPOINTS or self.n_bytes > MAX_BYTES):
+        while len(self._states) > MAX_CHECKPOINTS or self.n_bytes > MAX_BYTES:
             del self._states[self._cheapest()]
 
     def truncate(self, n: int) -> None:

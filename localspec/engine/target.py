@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.engine.checkpoints import Checkpoints
+from localspec.engine.checkpoints import MAX_BYTES, Checkpoints
 from localspec.engine.paths import Draft, depths, leaves
 from localspec.errors import BackendError
 from localspec.llama import Context, Model, Sequences
@@ -121,8 +121,12 @@ class Target:
         self.n_past = n
 
     def checkpoint(self) -> None:
-        """Save the state as it is, to come back to; does nothing where the KV cache can go back anywhere."""
-        if (self.model.is_recurrent or self.model.n_swa) and 0 < self.n_past not in self._checkpoints:
+        """Save the state as it is, to come back to; does nothing where the KV cache can go back anywhere.
+
+        Nor where a state is too large, as that of a window of 4,096 tokens may be.
+        """
+        forgets = self.model.is_recurrent or 0 < self.model.n_swa < self.n_ctx
+        if forgets and 0 < self.n_past not in self._checkpoints and self.context.state_bytes() <= MAX_BYTES:
             self._checkpoints.add(self.n_past, self.context.save_state())
 
     def reachable(self, n: int) -> int:

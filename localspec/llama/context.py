@@ -242,9 +242,13 @@ class Context:
         """The oldest position still held (sliding windows drop old ones); -1 if there is none."""
         return int(C.llama_memory_seq_pos_min(self._memory, seq))
 
+    def state_bytes(self) -> int:
+        """Size of what `save_state` would return now."""
+        return int(C.llama_state_seq_get_size_ext(self.pointer, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
+
     def save_state(self) -> NDArray[np.uint8]:
         """A copy of what sequence 0 keeps besides an ordinary KV cache: recurrent state and sliding windows [bytes]."""
-        n = C.llama_state_seq_get_size_ext(self.pointer, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+        n = self.state_bytes()
         state = np.empty(n, np.uint8)
         address = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if C.llama_state_seq_get_data_ext(self.pointer, address, n, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) != n:
