@@ -74,11 +74,11 @@ class ChatTemplate:
 
         Templates take this opening back: behind a later turn the answer stands without its thoughts.
         """
-        n = len(prompt) - len(self._opening)
-        return n if self._opening and list(prompt[n:]) == self._opening else None
+        n = len(prompt) - len(self._generation_prompt)
+        return n if self._generation_prompt and list(prompt[n:]) == self._generation_prompt else None
 
     @cached_property
-    def _opening(self) -> list[int]:
+    def _generation_prompt(self) -> list[int]:
         """What the template writes only to have an answer begin; empty where it has no such part."""
         turn = [{"role": "user", "content": "?"}]
         try:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from test_engine import distance
 
 from localspec.engine import generate as rounds
 from localspec.engine import target as targets
@@ -177,6 +178,8 @@ class History:
         assert self.engine.tokens == self.texts[self.at]
         if self.engine.drafter:
             assert self.engine.drafter.n_past <= n
+            if self.rng.random() < 0.3:
+                self.check_drafter()
 
     def check(self, answer: Answer) -> None:
         self.fresh.forget()
@@ -186,6 +189,17 @@ class History:
             np.testing.assert_allclose(row, expected.rows[i], atol=NOISE, err_msg=f"token {i} of the answer")
             if token != expected.tokens[i]:
                 return  # a near-tie, since the logits agree: from here on another text
+
+    def check_drafter(self) -> None:
+        """The drafter's pool is that of one which has read all tokens at once, if it keeps up."""
+        self.engine._inject_pending()
+        if self.engine.drafter.n_past < self.engine.target.n_past or self.engine.room < 0:
+            return
+        self.fresh.forget()
+        self.fresh.start(self.engine.tokens, spec=True)
+        n_slots = self.pair.drafting.n_slots
+        found, expected = (one.drafter.draft(one.tokens[-1], n_slots) for one in (self.engine, self.fresh))
+        assert distance(found, expected) < 0.1
 
     # --- the seven ways
 
@@ -261,7 +275,7 @@ def test_any_history_goes_on_like_a_fresh_pair(
     monkeypatch.setattr(rounds, "N_BATCH", N_BATCH)
     print(f"LOCALSPEC_STATES_SEED={seed} LOCALSPEC_STATES_RUNS=1")
     with ExitStack() as stack:
-        pair, fresh = (stack.enter_context(opened(tmp_path, kind, drafts=d)) for d in (drafts, False))
+        pair, fresh = (stack.enter_context(opened(tmp_path, kind, drafts=drafts)) for _ in range(2))
         history = History(pair, fresh, seed)
         for _ in range(N_STEPS):
             steps = history.steps()

@@ -82,9 +82,9 @@ class _Batch:
 
 
 class Context:
-    """Memory and compute buffers of one model; a context manager that frees them.
+    """KV cache and compute buffers of one model; a context manager that frees them.
 
-    `n_ctx` tokens of memory in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
+    `n_ctx` tokens of KV cache in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
     `n_seq` independent sequences, `n_rollback` recurrent snapshots (the longest rollback of a hybrid model), `other`
     the target's context for a drafter, `embd_width` floats a row of the embedding batches it will take (0: none),
     `flash` whether to use flash attention (None: llama.cpp decides). `exact` asks that a token's logits be the same to
@@ -164,7 +164,7 @@ class Context:
     ) -> None:
         """Run tokens [n] at `pos` (the first position, or all [n]) of sequences `seq`.
 
-        A token of several sequences is the common past of all of them (unified memory only). `output` marks the rows
+        A token of several sequences is the common past of all of them (unified KV cache only). `output` marks the rows
         to compute logits for.
         """
         n = len(tokens)
@@ -183,7 +183,7 @@ class Context:
         pointer = self.pointer
         status = decode_thread.run(lambda: C.llama_decode(pointer, batch))
         if status != 0:
-            why = {1: "its memory is full", 2: "it was aborted"}.get(status, f"status {status}")
+            why = {1: "its KV cache is full", 2: "it was aborted"}.get(status, f"status {status}")
             raise BackendError(f"llama.cpp could not decode {batch.n_tokens} tokens: {why}.")
 
     # -- out ------------------------------------------------------------------------------------------------------
