@@ -28,6 +28,7 @@ from localspec.engine.generate import Engine, generate
 from localspec.engine.plan import Fixed, Plan, selector
 from localspec.engine.sampling import Sampler, SamplingParams
 from localspec.errors import BackendError, OptionError
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 
 KINDS = {"attention": "llama", "hybrid": "qwen35", "window": "muse-glimmer", "recurrent": "mamba"}
@@ -263,7 +264,7 @@ def opened(folder: Path, kind: str, *, drafts: bool, **options: Any) -> Pair:
     n_layer = 2 if kind == "recurrent" else 4  # its scan is slow
     target = tiny.write_target(folder / f"{kind}-{drafts}.gguf", KINDS[kind], n_layer=n_layer, **options)
     drafter = tiny.write_drafter(folder / f"{kind}-drafter.gguf", target) if drafts else None
-    return Pair(target, drafter, n_ctx=N_CTX, n_threads=1)
+    return open_pair(target, drafter, n_ctx=N_CTX, n_threads=1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
