@@ -35,7 +35,10 @@ def opened(model: Model, **options: Any) -> Iterator[Context]:
         yield context
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "qwen2", "muse-glimmer", "mamba"])
+BY_NAME = ["qwen2", "gemma3", "phi3", "granite", "olmo2", "mistral3"]  # their layer inputs are
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "muse-glimmer", "mamba", *BY_NAME])
 def test_target_answers_depend_on_context(tmp_path: Path, arch: str) -> None:
     path = tiny.write_target(tmp_path / "target.gguf", arch)
     with Model(path) as model, opened(model) as context:

@@ -251,9 +251,9 @@ def _block(rng: np.random.Generator, arch: str, keys: Keys, layer: int, context:
     else:
         mixer = _attention(rng, arch, n_embd, keys[f"{arch}.attention.head_count"], context)
     norms = {f"{name}.weight": np.ones(n_embd) for name in PRE_NORMS.get(arch, ("attn_norm", "ffn_norm"))}
-    if arch in POST_NORMS:  # what a layer adds is as loud as these say, beside embeddings of about 1
-        loud = context * (np.sqrt(n_embd) if arch == "gemma3" else 1.0)
-        norms |= {f"post_{name}_norm.weight": np.full(n_embd, 0.3 * loud) for name in ("attention", "ffw")}
+    if arch in POST_NORMS:  # what a layer adds is normed, so that these weights alone say how much that is
+        loud = context * (np.sqrt(n_embd) if arch == "gemma3" else 1.0)  # as much louder as its embeddings are
+        norms |= {f"post_{name}_norm.weight": np.full(n_embd, loud) for name in ("attention", "ffw")}
     feed_forward = {
         "ffn_gate.weight": _matrix(rng, n_ff, n_embd),
         "ffn_up.weight": _matrix(rng, n_ff, n_embd),
