@@ -113,7 +113,7 @@ INLINE void hide(int64_t n_rows, float * scores, int64_t stride) {
 }
 
 // The mask of one row over one tile of `n` cells: in place, or copied to `padded` with the missing cells hidden.
-INLINE const uint16_t *tile_mask(const uint16_t * mask, int64_t begin, int64_t n, uint16_t * padded) {
+INLINE const uint16_t * tile_mask(const uint16_t * mask, int64_t begin, int64_t n, uint16_t * padded) {
     if (n == tile_cells) {
         return mask ? mask + begin : nullptr;
     }
@@ -174,7 +174,7 @@ INLINE void multiply(const T * keys, const float * queries, const head_cells & a
 struct score_tile {
     const float *            queries;  // [head_size][R]
     const uint16_t * const * mask;     // [R] over all cells
-    int64_t                  begin, n; // of the cells
+    int64_t                  begin, n;  // of the cells
     float                    scale;
     float *                  scores;   // [R][tile_cells], `stride` apart
     int64_t                  stride;
@@ -257,8 +257,8 @@ struct weight_sum {
         uint64_t origin;
         const double shift = weight_shift;
         __builtin_memcpy(&origin, &shift, sizeof origin);
-        const uint64_t sum = (uint64_t) simd::sum_of(patterns) - (uint64_t) (n_tiles * tile_cells) * origin;
-        return (float) ((double) (int64_t) sum * 0x1p-40);
+        const int64_t added = n_tiles * tile_cells / (width / 2);  // to each of the width / 2 integers
+        return (float) ((double) simd::sum_of(simd::minus(patterns, (uint64_t) added * origin)) * 0x1p-40);
     }
 };
 
