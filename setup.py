@@ -34,12 +34,13 @@ class BuildNative(build_ext):
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def run(self) -> None:
-        if self.editable_mode or self.inplace:  # an older one must not stay where this one fails, nor be written into
-            LIBRARY.unlink(missing_ok=True)
+        if self.editable_mode or self.inplace:
+            LIBRARY.unlink(missing_ok=True)  # an older one must not stay where this one fails, nor be written into
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
+        library.unlink(missing_ok=True)
         objects = Path(self.build_temp)
         for folder in (library.parent, objects):
             folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import tiny
 from localspec.engine import paths
 from localspec.engine.paths import Chain
 from localspec.errors import OptionError
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 from localspec.planning import measure
 from localspec.planning.cost_model import CostModel
@@ -31,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(folder: Path, arch: str) -> Pair:
     target = tiny.write_target(folder / "target.gguf", arch)
-    return Pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1)
+    return open_pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
@@ -47,9 +48,9 @@ def test_the_automatic_plan_says_the_words_of_plain_decoding(arch: str, tmp_path
 def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path, "llama") as pair:
         pair.generate(PROMPT, max_tokens=2)
-    assert len(list((cache / "profiles").glob("*.json"))) == 1
+    assert len(list((cache / "profiles").glob("*"))) == 1
     monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("measured again"))
-    with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
+    with open_pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         pair.generate(PROMPT, max_tokens=2)
 
 
@@ -99,7 +100,7 @@ def test_a_drafter_that_rests_for_long_falls_behind_and_catches_up(tmp_path: Pat
 def test_a_drafter_in_doubt_waits_for_a_new_conversation(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.pair.CATCH_UP", 10)
+    monkeypatch.setattr("localspec.planning.plans.CATCH_UP", 10)
     with opened(tmp_path, "llama") as pair:
         profile, drafter = pair.tune(), pair.engine.drafter
         assert drafter is not None
@@ -115,7 +116,7 @@ def test_a_drafter_in_doubt_waits_for_a_new_conversation(
 
 def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path) -> None:
     with (
-        Pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
+        open_pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
         pytest.raises(OptionError, match="nothing to tune without a drafter"),
     ):
         pair.tune()
@@ -135,9 +136,9 @@ def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path)
 def test_a_damaged_file_only_means_to_measure_again(tmp_path: Path, cache: Path, damage: Callable[[str], str]) -> None:
     with opened(tmp_path, "llama") as pair:
         pair.generate(PROMPT, max_tokens=2)
-    (kept,) = (cache / "profiles").glob("*.json")
+    (kept,) = (cache / "profiles").glob("*")
     kept.write_text(damage(kept.read_text()))
-    with Pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
+    with open_pair(tmp_path / "target.gguf", tmp_path / "drafter.gguf", n_ctx=512, n_threads=1) as pair:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
         assert pair.profile is not None
         assert pair.profile.costs.draft[1] > 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError, OptionError
-from localspec.storage import cache_dir
+from localspec.storage import cache_dir, free_bytes, nearest
 
 if TYPE_CHECKING:
     from localspec.hub.registry import PairEntry
@@ -180,6 +180,13 @@ def amx() -> Iterator[Finding]:
         yield Finding("amx", "warn", detail, f"CFLAGS={flags} CXXFLAGS={flags} {PIP_BUILD}")
 
 
+def kernels() -> Iterator[Finding]:
+    from localspec.llama import native
+
+    state = native.state()
+    yield Finding("kernels", "warn" if state.step else "ok", state.detail, state.step)
+
+
 def devices() -> Iterator[Finding]:
     from localspec.llama import devices as found
     from localspec.loading.memory_plan import size
@@ -207,8 +214,7 @@ def cache() -> Iterator[Finding]:
 def _folder(name: str, folder: Path, variable: str) -> Finding:
     """A folder that is written to: its size, the room on its disk; `variable` moves it."""
     elsewhere = f"set {variable} to a folder that can be written"
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    existing, free = nearest(folder), free_bytes(folder)
     size = sum(map(_n_bytes, folder.rglob("*")))
     detail = f"{folder}: {size / GB:.2f} GB in it, {free / GB:.1f} GB free on the disk"
     try:
@@ -336,6 +342,7 @@ CHECKS = (
     Check("build", build, is_risky=True, needs="llama-cpp-python"),
     Check("cpu", cpu, is_risky=True, needs="llama-cpp-python"),
     Check("amx", amx, is_risky=True, needs="llama-cpp-python"),
+    Check("kernels", kernels, is_risky=True, needs="llama-cpp-python"),
     Check("devices", devices, is_risky=True, needs="llama-cpp-python"),
     Check("cache", cache),
     Check("pairs", pairs, is_risky=True, needs="llama-cpp-python"),

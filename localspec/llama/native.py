@@ -9,14 +9,20 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from localspec.errors import LocalspecWarning
 from localspec.llama import selftest
 from localspec.llama.binding import PINNED, C
+from localspec.storage import recall, remember
 
+KIND = "native"  # of its verdicts
+OFF = "off"
+SLOWER = "models run without it, more slowly"
 SWITCH = "LOCALSPEC_KERNELS"  # 0: off; avx2, avxvnni, avx512: this instruction set and no better one
 OTHER_LIBRARY = "LOCALSPEC_NATIVE_LIBRARY"  # another build of it, such as one with sanitizers
 GGML = "0.25.3"  # of llama-cpp-python's pinned version; `ggml_internals.h` holds for no other
@@ -29,6 +35,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "localspec_kernels_supported": (ctypes.c_int, [ctypes.c_int]),
     "localspec_kernels_name": (ctypes.c_char_p, [ctypes.c_int]),
     "localspec_kernels_use": (ctypes.c_int, [ctypes.c_int]),
+    "localspec_layer_inputs_take": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p]),
     "localspec_kernels_attention": (ctypes.c_int, [ctypes.c_int]),
 }
 
@@ -54,12 +61,10 @@ class UnusableError(Exception):
 def state() -> State:
     """The native part of this process; the first call loads it, which must come before the first model."""
     try:
-        words = selftest.tried("native", _key(), "localspec.llama.native_child")
-        if words != selftest.WORKS:
-            raise UnusableError(words, "models run without it, more slowly")
+        _try()
         return load()
-    except UnusableError as off:
-        return State(None, f"off: {off}", off.step)
+    except UnusableError as error:
+        return State(None, f"off: {error}", error.step)
 
 
 @cache
@@ -71,10 +76,44 @@ def load() -> State:
     return State(library, detail)
 
 
+def is_loaded() -> bool:
+    """Whether it is in this process, where it stays until the process ends."""
+    return load.cache_info().currsize > 0
+
+
+def identity() -> str:
+    """What every figure and verdict found with it depends on; loads nothing."""
+    try:
+        _try()
+        return _key()
+    except UnusableError:
+        return OFF
+
+
 def distrust(words: str) -> None:
-    """Leave it off on this machine from now on: `words` says what it did."""
-    selftest.keep("native", _key(), words)
+    """Leave it off on this machine from now on, because it `words`; says so in a LocalspecWarning."""
+    remember(KIND, _key(), words)
+    _distrusted.append(words)  # for this process at least: the cache may be read-only
     state.cache_clear()
+    _warn(words)
+
+
+_distrusted: list[str] = []
+
+
+def _try() -> None:
+    """Raise UnusableError unless it works in a child process; say so in a LocalspecWarning the first time."""
+    key = _key()
+    is_known = recall(KIND, key) is not None
+    words = _distrusted[0] if _distrusted else selftest.tried(KIND, key, "localspec.llama.native_child")
+    if words != selftest.WORKS:
+        if not is_known and not _distrusted:
+            _warn(words)
+        raise UnusableError(words, SLOWER)
+
+
+def _warn(words: str) -> None:
+    warnings.warn(f"localspec's native part {words}; {SLOWER}.", LocalspecWarning, stacklevel=3)
 
 
 def _key() -> str:

@@ -9,7 +9,6 @@ stores as dead; the first decode of two tokens then dies. Working, it is worth t
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from localspec.llama.binding import has_amx, library_folder
-from localspec.storage import cache_dir
+from localspec.storage import recall, remember
 
 WORKS = "works"
 WRONG = 3  # exit status of a child whose numbers were wrong
@@ -36,17 +35,21 @@ def key(*others: Path | str) -> str:
     return "\0".join([*stats, *(other for other in others if isinstance(other, str))])
 
 
-def tried(kind: str, key: str, module: str) -> str:
+def tried(kind: str, key: str, module: str, *arguments: str) -> str:
     """`WORKS`, or what went wrong where `module` was run in a child process, as the end of a sentence."""
-    verdict = _file(kind, key)
-    if verdict.exists():
-        return verdict.read_text(encoding="utf-8")
-    child = subprocess.run(
-        [sys.executable, "-m", module], capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
-    )
-    words = _words(child)
-    if child.returncode in (0, WRONG) or not 0 < child.returncode < 128:  # else it could not even try
-        keep(kind, key, words)
+    if (words := recall(kind, key)) is None:
+        command = [sys.executable, "-m", module, *arguments]
+        child = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # takes seconds where there is a debugger
+        )
+        words = _words(child)
+        if child.returncode in (0, WRONG) or not 0 < child.returncode < 128:  # else it could not even try
+            remember(kind, key, words)
     return words
 
 
@@ -57,19 +60,3 @@ def _words(child: subprocess.CompletedProcess[str]) -> str:
     if child.returncode == WRONG:
         return f"computes wrong numbers here ({last})"
     return f"could not be tried ({last})" if 0 < child.returncode < 128 else f"crashes here ({last})"
-
-
-def keep(kind: str, key: str, words: str) -> None:
-    """Remember a verdict."""
-    verdict = _file(kind, key)
-    try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        part = verdict.with_suffix(f".{os.getpid()}")
-        part.write_text(words, encoding="utf-8")
-        part.replace(verdict)
-    except OSError:
-        return  # a read-only home only means to try again next time
-
-
-def _file(kind: str, key: str) -> Path:
-    return cache_dir() / kind / hashlib.sha256(key.encode()).hexdigest()[:32]
