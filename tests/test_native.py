@@ -40,6 +40,8 @@ int localspec_kernels_enable() {{
 int localspec_kernels_supported(int) {{ return 0; }}
 const char * localspec_kernels_name(int) {{ return ""; }}
 int localspec_kernels_use(int) {{ return 0; }}
+int localspec_kernels_attention(int) {{ return 0; }}
+bool localspec_layer_inputs_take(void *, bool, void *) {{ return false; }}
 {more}
 }}
 """
