@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar, Unpack, cast
+from typing import Any, Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -23,14 +23,13 @@ from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import OptionError, PairError
 from localspec.llama import Header, Model, read_header, system_info
 from localspec.options import Options, Select, Settings
-from localspec.planning import measure
-from localspec.planning.auto import Auto, Bounds
+from localspec.planning.planner import Planner
 from localspec.planning.profile import PairProfile
+from localspec.planning.proposal import Bounds
 from localspec.planning.store import ProfileStore
 from localspec.text import ChatTemplate, Message, TextStream, encode_plain
 
 TREE = 16  # nodes of a tree whose size nobody said
-CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
 MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
 MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -139,6 +138,8 @@ class Pair:
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
         sampler = Sampler(settings.sampling)
+        if self.planner and settings.drafts and settings.path in ("auto", "ngram"):
+            self.planner.prepare()
         pool = settings.drafts and self._needs_pool(ids, settings)
         plan = self._plan(settings, sampler, pool=pool)
         prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
@@ -161,58 +162,47 @@ class Pair:
             yield Chunk(rest, [], 0)
 
     def _needs_pool(self, ids: list[int], settings: Settings) -> bool:
-        """Whether this answer may ask the drafter.
-
-        One that rests for long falls behind: reading out the target's features costs some per cent of a small model's
-        time. It is tried again where it can catch up at little cost, in a new conversation at the latest.
-        """
+        """Whether this answer may ask the drafter."""
         if settings.path != "auto" or settings.draft_min:
             return settings.path != "ngram"
-        if (profile := self.profile) is None:
-            return True
-        return not profile.rests_long and (not profile.is_doubted or self.engine.lag(ids) <= CATCH_UP)
+        return self.planner is None or self.planner.admit(self.engine.lag(ids))
 
-    def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:
+    def _plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan[Any]:
         drafting, path, n = self.drafting, settings.path, settings.draft_max
         if drafting is None or not settings.drafts:
             return Fixed()
         if callable(path):
             return Fixed(drafting.n_slots, lambda lattice, _: path(lattice))
-        if path == "ngram" and not self.profile:
+        if path == "ngram" and not self.planner:
             return Fixed()
-        if path in ("auto", "ngram") and self.profile:
+        if path in ("auto", "ngram") and self.planner:
             bounds = Bounds(n or drafting.draft_max, settings.draft_min, settings.draft_p_min)
-            return Auto(self.profile, drafting, bounds, sampler, pool=pool)
+            return self.planner.plan(bounds, sampler, pool=pool)
         n = n or (min(TREE, drafting.draft_max) if path == "tree" else drafting.n_slots)
         return Fixed(drafting.n_slots, selector(path, n, drafting, sampler))
 
     @cached_property
-    def profile(self) -> PairProfile | None:
-        """What is known of this pair on this machine; made at first use, which may measure for some seconds.
-
-        None without a drafter, and where the context is too small to measure in.
-        """
-        drafter, target = self.engine.drafter, self.engine.target
-        if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
+    def planner(self) -> Planner | None:
+        """Plans what to draft. None without a drafter, and where the context is too small to measure in."""
+        if self.drafting is None or self.n_ctx <= 2 * (self.drafting.draft_max + 1):
             return None
-        return self._profiles.load(target, drafter) or self.tune()
+        return Planner(self.engine, self.drafting, ProfileStore(self._identity), self._acceptance_length)
+
+    @property
+    def profile(self) -> PairProfile | None:
+        """What is known of this pair on this machine."""
+        return self.planner.profile if self.planner else None
+
+    def settle(self) -> None:
+        """Measure this machine if that has not been done yet: some seconds, for when nobody waits for an answer."""
+        if self.planner:
+            self.planner.settle()
 
     def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
-        drafter, target = self.engine.drafter, self.engine.target
-        if drafter is None or self.n_ctx <= 2 * (target.draft_max + 1):
+        if self.planner is None:
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
-        self.engine.forget()  # measuring writes into both memories
-        profile = PairProfile(measure.measure(target, drafter), drafter.block_size - 1)
-        if self._acceptance_length:
-            profile.expect(self._acceptance_length)
-        self._profiles.keep(profile)
-        self.__dict__["profile"] = profile
-        return profile
-
-    @property
-    def _profiles(self) -> ProfileStore:
-        return ProfileStore(self._identity)
+        return self.planner.tune()
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its turns in memory. Raises TemplateError if the model has no chat template."""
@@ -237,8 +227,8 @@ class Pair:
 
     def close(self) -> None:
         """Free the drafter, then the target; what drafting has brought is kept for the next time."""
-        if self._open and (profile := self.__dict__.get("profile")):
-            self._profiles.keep(profile)
+        if self._open and "planner" in vars(self) and self.planner:
+            self.planner.keep()
         while self._open:
             self._open.pop().close()
 
