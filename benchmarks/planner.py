@@ -183,7 +183,7 @@ def settings() -> Iterator[tuple[str, Machine, Texts, bool]]:
         "calm": {},
         "wrong": {"wrong": 0.2},
         "noise": {"noise": 0.15, "wrong": 0.1},
-        "drift": {"noise": 0.1, "drift": 1.6},
+        "drift": {"noise": 0.1, "drift": 1.4},
         "after": {"after": 1.2, "noise": 0.05},
     }
     for (kind, machine), (weather, changes) in itertools.product(machines.items(), weathers.items()):
@@ -207,8 +207,8 @@ def main() -> None:
             loss = 1 - found["auto"] / max(found["plain"], found["ngram"])
             worst = max(worst, loss)
             print(
-                f"{name}: ngram {found['ngram']:.3f}, auto {found['auto']:.3f}, drafting in {found['share']:.0%} of the "
-                f"rounds, auto worse by {max(loss, 0):.1%}",
+                f"{name}: ngram {found['ngram']:.3f}, auto {found['auto']:.3f}, drafting in {found['share']:.0%} of "
+                f"the rounds, auto worse by {max(loss, 0):.1%}",
                 flush=True,
             )
     print(f"auto is worse than the better of plain and ngram by {worst:.2%} at most")

@@ -139,13 +139,13 @@ def show(stream: Stream, *, quiet: bool = False) -> Result:
 def figures(stats: Stats) -> str:
     """The line under an answer."""
     parts = [f"{stats.predicted_n} tokens", f"{stats.predicted_per_second:.1f} tokens/s"]
-    if stats.draft_n:
+    if stats.rests:
+        parts.append("drafting rests: plain decoding is faster here")
+    elif stats.draft_n:
         parts += [
             f"{stats.acceptance_length:.2f} a round",
             f"{stats.accepted_share:.0%} of {stats.draft_n} drafted tokens accepted",
         ]
-    if 2 * stats.n_parked > stats.n_rounds:
-        parts.append("drafting rests: plain decoding is faster here")
     if stats.cached_n:
         parts.append(f"{stats.cached_n:,} re-used from memory")
     return " · ".join(parts)
@@ -170,6 +170,8 @@ class _Conversation:
         self.answers.append(result.stats)
         note = {"cancelled": " · stopped", "context": " · the context is full: /clear begins a new one"}
         self.say(figures(result.stats) + note.get(result.finish_reason, ""))
+        with status("measuring this machine, once"):
+            self.pair.settle()
 
     def command(self, line: str) -> bool:
         """Obey a line that begins with `/`; False when it asks to leave."""

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 SETTLED_S = 0.05  # seconds of passes over one token, until they are as fast as ever again
 ALL, OWN = 0.01, 0.04  # share of a pass's deviation that corrects all widths, and besides its own
-OWN_SELDOM = 0.1  # the second share for a width that is seldom seen
+OWN_SELDOM = 0.2  # the second share for a width that is seldom seen
 EXCESS = 0.02  # weight of a round in the mean of their deviations
 FAR = 2.5  # a pass that takes so many times what was expected was disturbed, or expected wrongly
 N_SCALING = 8  # passes that set the scale of a model that was not measured

@@ -83,13 +83,13 @@ def _costs(target: Target, drafter: Drafter, stages: list[_Stage]) -> CostModel:
     a, b = _attention(first, last) if last is not first else (0.0, 0.0)
     empty = np.array([median(times) for times in first.verify.values()]) - first.mean_depth * (a + b * widths)
     rising = np.minimum.accumulate(np.maximum(empty, 1e-9)[::-1])[::-1]  # what disturbed one must not lift the wider
-    verify = [0.0, *_spread_out(widths, rising, target.draft_max + 1).tolist()]
+    verify = [0.0, *_prolonged(widths, rising, target.draft_max + 1).tolist()]
     few, *whole = (median(times) for times in first.draft.values())
     draft = np.interp(np.arange(1, drafter.block_size), list(first.draft), [min([few, *whole]), *whole])
     return CostModel(verify, [0.0, *draft.tolist()], max(0.0, median(first.settle or [0.0])), (a, b))
 
 
-def _spread_out(widths: NDArray[np.float64], seconds: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def _prolonged(widths: NDArray[np.float64], seconds: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     """Seconds of passes over 1 … `most` tokens from those of some `widths`: straight lines, the last one prolonged."""
     out = np.interp(np.arange(1, most + 1), widths, seconds)
     last = int(widths[-1])

@@ -10,7 +10,8 @@ MOST = 64.0  # savings beyond this are not kept: so much a drafter that no longe
 REFILL = 0.01  # of the time spent without the drafter; it may be lost again on trying it
 PRICE = 8.0  # what the account must hold before a drafter that rests is tried again
 TAUGHT, LONGEST = 4, 24  # a control ends after so many rounds that told what a plain one takes, or that many in all
-SHARE = 16  # times as many rounds as a control had draft before the next one
+SHARE, RARE = 16, 8  # so many times as many rounds as a control had draft before the next one, or `RARE` times that
+CLEAR = 0.25  # where rounds save more than this, a plain one's time matters less: controls are rarer
 
 
 class State(StrEnum):
@@ -35,10 +36,11 @@ class Parking:
         n_rounds: int = 0,
         n_taught: int = 0,
         n_control: int = LONGEST,
+        saved: float = 0.0,
     ) -> None:
         self.state, self.balance = State(state), float(balance)
         self._n_rounds, self._n_taught = int(n_rounds), int(n_taught)  # in this state
-        self._n_control = int(n_control)  # rounds the last control had
+        self._n_control, self._saved = int(n_control), float(saved)  # rounds the last control had; since then
 
     @property
     def drafts(self) -> bool:
@@ -67,10 +69,17 @@ class Parking:
         """A round that drafted saved so many rounds of plain decoding."""
         self.balance = min(self.balance + saved, MOST)
         self._n_rounds += 1
+        self._saved += saved
         if self.balance < 0:
             self._enter(State.RESTING)
-        elif self._n_rounds >= SHARE * self._n_control:
+        elif self._needs_control:
             self._enter(State.CONTROL)
+
+    @property
+    def _needs_control(self) -> bool:
+        often = SHARE * self._n_control
+        clear = max(0.0, self._saved / max(self._n_rounds, 1) - CLEAR)
+        return self._n_rounds >= often * min(1 + RARE * clear, RARE)
 
     def passed(self, n: float, *, taught: bool) -> None:
         """A round without the drafter took as long as `n` plain ones; `taught`: it told what one takes."""
@@ -83,7 +92,7 @@ class Parking:
                 self._enter(State.DRAFTING)
 
     def _enter(self, state: State) -> None:
-        self.state, self._n_rounds, self._n_taught = state, 0, 0
+        self.state, self._n_rounds, self._n_taught, self._saved = state, 0, 0, 0.0
 
     def to_json(self) -> list[Any]:
-        return [self.state.value, self.balance, self._n_rounds, self._n_taught, self._n_control]
+        return [self.state.value, self.balance, self._n_rounds, self._n_taught, self._n_control, self._saved]

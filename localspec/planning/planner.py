@@ -68,9 +68,16 @@ class Planner:
             self._measure()
 
     def settle(self) -> None:
-        """While nobody waits: measure if that has not been done yet, or was disturbed, in some seconds."""
+        """While nobody waits: measure if that has not been done yet, or was disturbed, in some seconds.
+
+        What the caches held is read again.
+        """
         if self._may_measure:
+            engine = self._engine
+            tokens, lag = list(engine.tokens), engine.lag(engine.tokens)
             self._measure()
+            if tokens:
+                engine.start(tokens, spec=lag == 0)
 
     @property
     def _may_measure(self) -> bool:
