@@ -95,7 +95,7 @@ class Auto:
             costs.learn_draft(n_slots, round.total_s - round.verify_s)
         if n or (is_settled and not n_slots) or costs.is_scaling:
             own = OWN_SELDOM if self._profile.parking.is_control else OWN
-            costs.learn(n + 1, proposal.index, round.verify_s, own, drafted=n_slots > 0)
+            costs.learn(n + 1, proposal.position, round.verify_s, own, drafted=n_slots > 0)
         self._calm_s = 0.0 if n or n_slots else self._calm_s + round.verify_s
         return is_settled and not n and not n_slots
 
@@ -103,8 +103,9 @@ class Auto:
         """Tell the parking what this round saved against the same text without the drafter."""
         proposal, profile = choice.proposal, self._profile
         plain_s, seconds = float(proposal.alone[0]), float(proposal.costs[len(choice.draft.tokens)])
-        alone_s = float(proposal.alone[len(proposal.repeated.tokens)])
-        alone_n = _n_alone(proposal.repeated, round.tokens)
+        alone_s, alone_n = plain_s, 1.0
+        if n_repeated := len(proposal.repeated.tokens):
+            alone_s, alone_n = float(proposal.alone[n_repeated]), _n_alone(proposal.repeated, round.tokens)
         took = clipped(round.total_s / seconds)
         self._text.passed(alone_s / plain_s, alone_n)
         if not proposal.n_slots:
@@ -156,7 +157,12 @@ NO_FLOATS: Floats = np.zeros(0)
 
 def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
 
 
 def _n_alone(repeated: Chain, said: Sequence[int]) -> float:

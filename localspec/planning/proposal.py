@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +36,17 @@ class Rules:
     sampler: Sampler
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A round behind `index` tokens that may send up to `room`.
+class Proposal(NamedTuple):
+    """A round behind `position` tokens that may send up to `room`.
 
     `costs[n]` are the seconds of a round that sends n tokens, `draft_s` of them for drafting `n_slots`, and `alone[n]`
     those without the drafter. `match` is the n-gram match, `repeated` as much of it as would pay without the drafter.
-    `calibration` [n_slots]: multipliers of predicted acceptance. `is_whole`: every slot of a block is drafted.
+    `calibration` [n_slots]: multipliers of predicted acceptance.
     """
 
     n_slots: int
     keeps_up: bool
-    index: int
+    position: int
     room: int
     costs: Floats
     draft_s: float
@@ -72,7 +72,7 @@ class Proposal:
         rules = self.rules
         ratio = self.calibration[: len(lattice)]
         step = ratio / np.concatenate(([1.0], ratio[:-1]))  # of one slot, given the one before
-        p = np.minimum(chances(lattice, self.index, rules.drafting, rules.sampler) * step[:, None, None], 1.0)
+        p = np.minimum(chances(lattice, self.position, rules.drafting, rules.sampler) * step[:, None, None], 1.0)
         p[p < rules.bounds.p_min] = 0.0
         blocks = range(1, self.n_slots + 1) if self.n_slots == rules.drafting.n_slots else ()
         if rules.drafting.max_leaves > 1:
@@ -84,8 +84,7 @@ class Proposal:
         return chain, [chains.gains[: min(n, self.room) + 1] for n in blocks]
 
 
-@dataclass(frozen=True)
-class AutoChoice:
+class AutoChoice(NamedTuple):
     """What `proposal` came to: the draft; for one from the pool the predicted accepted tokens at each depth; and the
     gains of fewer slots where a whole block was drafted."""
 
