@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from localspec import llama, machine
+from localspec import llama, machine, storage
 from localspec.cli.main import main
 from localspec.evaluation import doctor
 from localspec.evaluation.doctor import Check, Finding
@@ -257,7 +257,7 @@ def test_a_cache_that_cannot_be_written(nothing_here: Path) -> None:
 
 
 def test_a_full_disk(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 10**8}))
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 10**8}))
     for finding in doctor.cache():
         assert (finding.status, "make room" in str(finding.next)) == ("warn", True)
 

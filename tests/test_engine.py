@@ -691,7 +691,7 @@ def test_a_path_of_ones_own(branching: Pair) -> None:
     spec = branching.generate(ids, max_tokens=30, path=lambda pool: paths.tree(pool, 9, max_leaves=4))
     assert spec.tokens == branching.generate(ids, max_tokens=30, spec=False).tokens
     for wrong, words in {
-        "no list": (lambda pool: [1, 2], "must return a Path or a Tree"),
+        "no list": (lambda pool: [1, 2], "must return a localspec.Chain or a localspec.Tree"),
         "no token": (lambda pool: paths.Chain([99999], [1.0]), "token 99999"),
         "no preorder": (lambda pool: paths.Tree([1, 2, 3, 4], [-1, 0, -1, 1], [1.0] * 4), "not in preorder"),
         "too long": (lambda pool: paths.Chain([1] * 40, [1.0] * 40), "32 at most"),

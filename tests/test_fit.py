@@ -588,21 +588,21 @@ def test_options_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_load_refuses_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load
 
     speaker = tiny.write_target(tmp_path / "t.gguf")
     monkeypatch.setattr(this_machine, "pools", lambda: machine(0.001))
-    monkeypatch.setattr(pair.probe, "vouch", lambda *_, **__: pytest.fail("probed"))
+    monkeypatch.setattr(load.trial, "check_that_it_loads", lambda *_, **__: pytest.fail("probed"))
     with pytest.raises(OptionError, match=r"t\.gguf with .* needs .* of RAM"):
-        pair.load(target=speaker)
+        load.load(target=speaker)
 
 
 def test_load_takes_what_the_plan_says_and_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localspec import pair
+    from localspec.loading import load
 
     monkeypatch.setenv("LOCALSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(this_machine, "pools", lambda: machine(16, free=0.01, swap=1))
     speaker, tables = tiny.write_target(tmp_path / "t.gguf"), list[str]()
-    with pair.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
+    with load.load(target=speaker, n_threads=1, explain=tables.append) as loaded:
         assert loaded.n_ctx == 2048
     assert "target weights" in tables[0]

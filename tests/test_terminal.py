@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import tiny
 
-from localspec.cli import terminal
+from localspec.cli import answers
+from localspec.cli.conversation import Conversation
 from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, greedy
 from localspec.engine.stats import Stats
@@ -34,7 +35,7 @@ def ctrl_c(*_: object) -> None:
 
 
 def test_ctrl_c_while_the_prompt_is_read_ends_it_at_once(pair: Pair) -> None:
-    result = terminal.show(pair.stream(list(range(40, 200)) * 8, max_tokens=20, progress=ctrl_c), quiet=True)
+    result = answers.show(pair.stream(list(range(40, 200)) * 8, max_tokens=20, progress=ctrl_c), quiet=True)
     assert (result.text, result.finish_reason) == ("", "cancelled")
     plain = pair.generate(PROMPT, max_tokens=20, spec=False)
     assert pair.generate(PROMPT, max_tokens=20).tokens == plain.tokens
@@ -51,7 +52,7 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said(pair: Pair) -> None:
         return greedy(pool)
 
     whole = pair.generate(PROMPT, max_tokens=200, spec=False)
-    result = terminal.show(pair.stream(PROMPT, max_tokens=200, path=third), quiet=True)
+    result = answers.show(pair.stream(PROMPT, max_tokens=200, path=third), quiet=True)
     assert result.finish_reason == "cancelled"
     assert 3 <= len(result.tokens) < 200
     assert result.tokens == whole.tokens[: len(result.tokens)]
@@ -67,7 +68,7 @@ def test_a_second_ctrl_c_interrupts(pair: Pair) -> None:
 
     terminal_has_begun: list[bool] = []
     with pytest.raises(KeyboardInterrupt):
-        terminal.show(pair.stream(PROMPT, max_tokens=200, path=impatient), quiet=True)
+        answers.show(pair.stream(PROMPT, max_tokens=200, path=impatient), quiet=True)
     assert len(pair.generate(PROMPT, max_tokens=9).tokens) == 9
 
 
@@ -91,22 +92,22 @@ def test_ctrl_c_in_a_call_into_c_is_raised_behind_it() -> None:
 
 def test_the_figures_name_the_gain_or_that_drafting_rests() -> None:
     gained = Stats(predicted_n=186, predicted_s=1.0, n_rounds=100, n_parked=60, draft_n=98, draft_n_accepted=86)
-    assert "1.86 a round" in terminal.figures(gained)
-    assert "rests" not in terminal.figures(gained)
+    assert "1.86 a round" in answers.figures(gained)
+    assert "rests" not in answers.figures(gained)
     rested = Stats(predicted_n=102, predicted_s=1.0, n_rounds=100, n_parked=90, draft_n=30, draft_n_accepted=2)
-    assert terminal.figures(rested) == "102 tokens · 102.0 tokens/s · drafting rests: plain decoding is faster here"
+    assert answers.figures(rested) == "102 tokens · 102.0 tokens/s · drafting rests: plain decoding is faster here"
 
 
 def test_the_machine_is_measured_behind_the_first_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(pair, "settle", lambda: order.append("measured"))
-    monkeypatch.setattr(terminal, "figures", lambda _: order.append("answered") or "")
+    monkeypatch.setattr("localspec.cli.conversation.figures", lambda _: order.append("answered") or "")
     assert conversation(pair).turn("abc")
     assert order == ["answered", "measured"]
 
 
 def conversation(pair: Pair, **settings: Any) -> Any:
-    return terminal._Conversation(pair, pair.chat(), {"max_tokens": 8} | settings)
+    return Conversation(pair, pair.chat(), {"max_tokens": 8} | settings)
 
 
 def test_switching_the_drafter_off_forgets_the_bounds_of_its_drafts(pair: Pair, capsys: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from localspec.dflash.format import MAX_BLOCK, MAX_LAYERS
 from localspec.errors import ModelError, PairError
 from localspec.llama.header import I64, Header
 
@@ -40,9 +41,7 @@ TARGET_ARCHS = frozenset(
 # What `load_arch_hparams` and `load_arch_tensors` of src/models/dflash.cpp ask for, as `dflash.KEY`.
 NEEDED = ("context_length", "embedding_length", "attention.layer_norm_rms_epsilon")
 NEEDED_BY_DFLASH2 = ("block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 LONGEST_DRAFT = 32  # tokens, besides the anchor
-MAX_BLOCK = 128  # published drafters have 8 to 16 slots; a verify of a whole block must fit one batch
 
 
 def check_target(target: Header) -> None:

@@ -2,7 +2,7 @@
 
     from localspec import distill
 
-    distill.distill("target.gguf", "folder", n_tokens=1_000_000, hours=2)
+    distill.distill(Path("target.gguf"), Path("folder"), distill.DistillConfig(n_tokens=1_000_000, hours=2))
 
 does all of it; each stage can be called by itself. In the order of work: `store` (chats and features on disk), `chats`
 (how a chat comes about), `synthesise` (the target asks and answers itself while its layer inputs are kept), `collect`
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localspec.distill.collect import collect as collect_features
+    from localspec.distill.config import DistillConfig
     from localspec.distill.evaluate import evaluate as evaluate_drafter
     from localspec.distill.options import Options
     from localspec.distill.pipeline import distill
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from localspec.distill.synthesise import synthesise as synthesise_chats
 
 _HOME = {
+    "DistillConfig": ("config", "DistillConfig"),
     "Options": ("options", "Options"),
     "Shape": ("start", "Shape"),
     "collect_features": ("collect", "collect"),
@@ -40,6 +42,7 @@ _HOME = {
 }
 
 __all__ = [
+    "DistillConfig",
     "Options",
     "Shape",
     "collect_features",

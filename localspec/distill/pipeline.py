@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.distill.checks import check_disk, check_shape, check_training, n_parameters
 from localspec.distill.collect import collect
+from localspec.distill.config import DistillConfig
 from localspec.distill.store import check_owner, row_bytes
 from localspec.distill.synthesise import layers_to_read, synthesise
 from localspec.errors import BackendError, MissingError, OptionError
@@ -30,45 +30,15 @@ WORTH_COMPILING = 0.1  # hours; compiling takes minutes
 N_EVALUATIONS = 40  # of a whole training
 
 
-def distill(
-    target: Path,
-    folder: Path,
-    *,
-    n_tokens: int = 1_000_000,
-    hours: float = 1.0,
-    n_layers: int = 2,
-    block_size: int = 8,
-    vocab_size: int = 8192,
-    objective: str = "ce",
-    prompts: Sequence[str] = (),
-    chats: Path | None = None,
-    begin: Path | None = None,
-    two_pass: bool = False,
-    n_slots: int = 96,
-    n_threads: int | None = None,
-    outtype: str = "auto",
-    hf: Path | None = None,
-    seed: int = 0,
-) -> Path:
-    """Make a DFlash 2 drafter for the GGUF file `target`; returns its path, `folder`/drafter.gguf.
+def distill(target: Path, folder: Path, config: DistillConfig | None = None) -> Path:
+    """Make a DFlash 2 drafter for the GGUF file `target` as `config` says; returns its path, `folder`/drafter.gguf.
 
-    The target writes `n_tokens` tokens of chats of its own, a drafter is trained on them for `hours`, and its weights
-    are encoded, evaluated through llama.cpp on held-out chats, and described in a README.md. Training looks at held-out
-    chats 40 times, keeps the best weights, and ends early when 12 looks in a row bring nothing better.
-
-    Args:
-        prompts: mixed in with the questions the target makes up, or all there is for one without chat template.
-        chats: a data folder of another file of the same model; its chats are read again instead of writing new ones.
-        begin: the folder of an earlier `distill` whose drafter training begins with, made for a model of the same shape
-            and vocabulary: of this file's base model, or on fewer chats. If it has more layers, the first are taken.
-        two_pass: write the chats first and collect the features afterwards, which takes less memory and more time.
-        n_slots: chats written at a time.
-        outtype: encoding of the weights, see `release`.
-        hf: also write a Hugging Face checkpoint into this folder.
-
-    Raises:
-        LocalspecError: anything the user can mend, where it can be known before the work starts.
+    The target writes chats of its own, a drafter is trained on them, and its weights are encoded, evaluated through
+    llama.cpp on held-out chats, and described in a README.md. Training looks at held-out chats 40 times, keeps the best
+    weights, and ends early when 12 looks in a row bring nothing better. Raises a LocalspecError for anything the user
+    can mend, where it can be known before the work starts.
     """
+    config = config or DistillConfig()
     if importlib.util.find_spec("torch") is None:
         raise MissingError("training needs torch, which is not installed; run: pip install 'localspec[distill]'")
     from localspec.distill.options import Options
@@ -76,34 +46,41 @@ def distill(
     from localspec.distill.start import Shape
 
     target, folder = Path(target), Path(folder)
-    shape = Shape(n_layers=n_layers, block_size=block_size, n_rows=vocab_size)
-    every_s = max(3600 * hours / N_EVALUATIONS, 1.0)
+    shape = Shape(n_layers=config.n_layers, block_size=config.block_size, n_rows=config.vocab_size)
+    every_s = max(3600 * config.hours / N_EVALUATIONS, 1.0)
     options = Options(
-        hours=hours,
-        init=None if begin is None else str((begin / "run").resolve()),
-        objective=objective,
+        hours=config.hours,
+        init=None if config.begin is None else str((config.begin / "run").resolve()),
+        objective=config.objective,
         eval_every_s=every_s,
         checkpoint_every_s=min(every_s, 300),
-        compile=hours >= WORTH_COMPILING,
-        n_threads=n_threads,
-        seed=seed,
+        compile=config.hours >= WORTH_COMPILING,
+        n_threads=config.n_threads,
+        seed=config.seed,
     )
-    check_outtype(outtype)
-    if hf is not None and hf.exists() and not (folder / "evaluation.json").exists():
-        raise OptionError(f"{hf} exists; choose another folder with --hf, or remove it.")
-    check(target, folder, shape, options, n_tokens=0 if chats else n_tokens)
-    if begin is not None:
-        check_begin(target, begin, shape)
+    check_outtype(config.outtype)
+    if config.hf is not None and config.hf.exists() and not (folder / "evaluation.json").exists():
+        raise OptionError(f"{config.hf} exists; choose another folder with --hf, or remove it.")
+    check(target, folder, shape, options, n_tokens=0 if config.chats else config.n_tokens)
+    if config.begin is not None:
+        check_begin(target, config.begin, shape)
 
-    text, data, run = chats or folder / "text", folder / "data", folder / "run"
-    if not chats:
-        into = text if two_pass else data
-        settings = {"n_slots": n_slots, "prompts": prompts, "seed": seed, "n_threads": n_threads}
-        synthesise(target, into, n_tokens=n_tokens, text_only=two_pass, **settings)  # type: ignore[arg-type]
-    if chats or two_pass:
-        collect(target, text, data, n_threads=n_threads)
+    text, data, run = config.chats or folder / "text", folder / "data", folder / "run"
+    if not config.chats:
+        synthesise(
+            target,
+            text if config.two_pass else data,
+            n_tokens=config.n_tokens,
+            text_only=config.two_pass,
+            n_slots=config.n_slots,
+            prompts=config.prompts,
+            seed=config.seed,
+            n_threads=config.n_threads,
+        )
+    if config.chats or config.two_pass:
+        collect(target, text, data, n_threads=config.n_threads)
     train(target, data, run, shape=shape, options=options)
-    return release(target, data, run, folder, outtype=outtype, n_threads=n_threads, hf=hf)
+    return release(target, data, run, folder, outtype=config.outtype, n_threads=config.n_threads, hf=config.hf)
 
 
 def check(target: Path, folder: Path, shape: Shape, options: Options, *, n_tokens: int) -> None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.storage import cache_dir
+from localspec.storage import cache_dir, is_file
 
 PACKAGE = Path(__file__).parent.parent
 # The pairs' files are data: inside the package in a wheel, beside it in a checkout.
@@ -64,7 +64,7 @@ class WheelMember:
         return self.source_path().with_suffix(f".{self.encoding}.gguf")
 
     def path(self) -> Path | None:
-        return self.final_path() if self.final_path().is_file() else None
+        return self.final_path() if is_file(self.final_path()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +109,24 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A file that comes with localspec; `file` is its path inside this folder."""
+    """A file that comes with localspec; `file` is its path inside `models/`, `size` in bytes, `sha256` in hex."""
 
     file: str
+    size: int
+    sha256: str
 
     @property
     def name(self) -> str:
         return Path(self.file).name
 
     @property
-    def n_bytes(self) -> int | None:
-        path = self.path()
-        return path.stat().st_size if path else None
+    def n_bytes(self) -> int:
+        return self.size
 
     def path(self) -> Path | None:
+        """Where it lies, if it is whole: a checkout without its large files has something else there."""
         path = HERE / self.file
-        return path if path.is_file() else None
+        return path if is_file(path) and path.stat().st_size == self.size else None
 
 
 Source = WheelMember | HubFile | PackageFile

@@ -61,7 +61,7 @@ def load(
     )
     if explain:
         explain(plan.table())
-    trial.vouch(target_path, drafter_path, gpu_layers=plan.gpu_layers)
+    trial.check_that_it_loads(target_path, drafter_path, gpu_layers=plan.gpu_layers)
     return Pair(
         target_path,
         drafter_path,
