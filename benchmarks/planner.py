@@ -118,7 +118,7 @@ class World:
     def _round(self, plan: Auto, text: list[int], n: int, right: float) -> int:
         proposal = plan.propose(text[:n], len(text) - n)
         choice = proposal.select(self._pool(text[n:], right, proposal.n_slots) if proposal.n_slots else None)
-        n_accepted = _walk(choice.draft, text[n:])
+        n_accepted = walk(choice.draft, text[n:])
         said = text[n : n + n_accepted + 1]
         verify = self.machine.verify_s(len(choice.draft.tokens) + 1, drafted=proposal.n_slots > 0)
         draft = self.machine.draft_s(proposal.n_slots)
@@ -155,7 +155,7 @@ class World:
         return float(slow * disturbed * np.exp(machine.noise * self._rng.standard_normal()))
 
 
-def _walk(draft: Draft, truth: list[int]) -> int:
+def walk(draft: Draft, truth: list[int]) -> int:
     """How many tokens of `draft` the truth goes along."""
     node, n = -1, 0
     for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
