@@ -19,6 +19,7 @@ from localspec.errors import OptionError
 from localspec.loading import trial_child
 from localspec.pair import Pair
 from localspec.planning import measure
+from localspec.planning import quiet as quiet_module
 from localspec.planning.cost_model import CostModel
 from localspec.planning.measure import Measuring
 from localspec.planning.parking import Parking, State
@@ -90,7 +91,7 @@ def test_trying_files_in_a_child_measures_nothing(tmp_path: Path, cache: Path, u
     with opened(tmp_path, "llama"):
         pass
     trial_child.run(0, tmp_path / "target.gguf", tmp_path / "drafter.gguf")
-    assert not list(cache.rglob("*.json"))
+    assert not list((cache / "profiles").glob("*"))
 
 
 def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, cache: Path, quiet: None, mo
         pair.settle()
         assert pair.profile is not None
         assert pair.profile.source is Source.QUIET
-    assert len(list((cache / "profiles").glob("*.json"))) == 1
+    assert len(list((cache / "profiles").glob("*"))) == 1
     monkeypatch.setattr(Measuring, "run", lambda _: pytest.fail("measured again"))
     with again(tmp_path) as pair:
         assert pair.profile is not None
@@ -148,6 +149,21 @@ def test_what_was_measured_on_a_busy_machine_is_used_and_measured_again(
         assert (pair.profile.source, pair.profile.n_attempts) == (Source.QUIET, 2)
 
 
+def test_what_others_use_is_a_share_of_all_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet_module, "_others_s", iter([100.0, 103.0]).__next__)
+    monkeypatch.setattr(quiet_module, "perf_counter", iter([0.0, 10.0]).__next__)
+    monkeypatch.setattr(quiet_module.os, "cpu_count", lambda: 2)
+    assert Others().share == pytest.approx(0.15)
+
+
+def test_where_the_system_does_not_tell_nobody_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> Any:
+        raise PermissionError
+
+    monkeypatch.setattr(quiet_module.psutil, "cpu_times", refused)
+    assert not Others().are_busy
+
+
 def test_repeats_that_lie_far_apart_tell_that_something_else_runs(
     tmp_path: Path, cache: Path, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +195,7 @@ def test_an_interrupt_keeps_what_was_measured(
         assert pair.profile.source is Source.BUSY
         assert not pair.profile.costs.is_scaling
         assert pair.generate(PROMPT, max_tokens=30).tokens == plain
-    (kept,) = (cache / "profiles").glob("*.json")
+    (kept,) = (cache / "profiles").glob("*")
     assert json.loads(kept.read_text())["source"] == "busy"
 
 
@@ -280,7 +296,7 @@ def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path)
 def test_a_damaged_file_only_means_to_begin_anew(tmp_path: Path, cache: Path, damage: Callable[[str], str]) -> None:
     with opened(tmp_path, "llama") as pair:
         pair.generate(PROMPT, max_tokens=2)
-    (kept,) = (cache / "profiles").glob("*.json")
+    (kept,) = (cache / "profiles").glob("*")
     kept.write_text(damage(kept.read_text()))
     with again(tmp_path) as pair:
         assert len(pair.generate(PROMPT, max_tokens=5).tokens) == 5
