@@ -15,14 +15,10 @@ from common import arguments, load_pair, read_set
 from numpy.typing import NDArray
 
 from localspec.engine import paths
-from localspec.engine.generate import generate
 from localspec.engine.lattice import Lattice
-from localspec.engine.plan import Fixed
-from localspec.engine.sampling import Sampler, SamplingParams
 from localspec.engine.target import MAX_LEAVES
 from localspec.pair import Pair
 from localspec.planning.ngram import repeats
-from localspec.text import Limits, TextStream
 
 
 @dataclass
@@ -44,19 +40,14 @@ class Anchors:
 
 def collect(pair: Pair, prompt: str, max_tokens: int) -> tuple[Anchors, int]:
     """Decode one prompt and keep every pool; also the number of prompt tokens."""
-    ids, n_slots = pair.encode(prompt), pair.block_size - 1
-    engine, pools = pair.engine, []
+    ids, pools = pair.encode(prompt), list[Lattice]()
 
-    def watch(pool: Lattice, _: int) -> paths.Chain:
+    def watch(pool: Lattice) -> paths.Chain:
         pools.append(pool)
         return paths.NOTHING
 
-    engine.start(ids, spec=True)
-    stream = TextStream(pair.vocab, Limits(max_tokens))
-    for _ in generate(engine, plan=Fixed(n_slots, watch), sampler=Sampler(SamplingParams()), clip=stream.clip):
-        pass
     n = len(ids)
-    answer = Anchors(list(engine.tokens))
+    answer = Anchors(ids + pair.generate(ids, max_tokens=max_tokens, path=watch).tokens)
     answer.pools = [None] * (n - 1) + pools  # type: ignore[list-item]
     return answer, n
 

@@ -34,7 +34,7 @@ from localspec.distill.train import Trained, Trainer
 from localspec.distill.windows import split
 from localspec.evaluation import prompts
 from localspec.evaluation.bench import bench
-from localspec.pair import Pair
+from localspec.loading.open import open_pair
 
 Changes = Mapping[str, Any]
 BASE = {"objective": "mix", "patience": 0, "eval_every_s": 1e9}
@@ -120,7 +120,7 @@ def measure(target: Path, drafter: Path, data: Path, texts: Sequence[str], args:
     _, held_out = split(rows)
     some = held_out[::HELD_OUT_SHARE]
     found = evaluate_drafter(target, drafter, rows, some, n_anchors=args.anchors, n_threads=args.threads)
-    with Pair(target, drafter, n_ctx=2048, n_threads=args.threads) as pair:
+    with open_pair(target, drafter, n_ctx=2048, n_threads=args.threads) as pair:
         runs = {
             n: bench(
                 pair,

@@ -12,14 +12,13 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import numpy as np
 from common import arguments, read_set
 
-from localspec.engine.paths import Chain
 from localspec.evaluation.bench import bench
 from localspec.llama import Context, Model, quantize
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
@@ -40,21 +39,6 @@ def perplexity(model: Model, ids: list[int], n_threads: int | None, window: int 
             picked = rows[np.arange(len(rows)), chunk[half + 1 :]]
             nll += list(np.log(np.exp(rows).sum(axis=1)) - picked)
     return float(np.exp(np.mean(nll)))
-
-
-def staircase(pair: Pair, ids: list[int], repeats: int = 15) -> dict[int, float]:
-    """Median ms to verify 1 … 8 tokens behind a prompt of 200."""
-    target = pair.engine.target
-    out: dict[int, list[float]] = {n: [] for n in WIDTHS}
-    pair.engine.start(ids[:200], spec=True)
-    for _ in range(repeats):
-        for n in WIDTHS:
-            began = perf_counter()
-            target.verify(ids[200], Chain(ids[201 : 200 + n], []))
-            out[n].append(1e3 * (perf_counter() - began))
-            target.commit([0])
-            target.rewind(199)
-    return {n: median(times) for n, times in out.items()}
 
 
 def main() -> None:
@@ -78,11 +62,12 @@ def main() -> None:
             with Model(path) as model:
                 ids = model.vocab.tokenize(text)
                 value = perplexity(model, ids, args.threads)
-            pair = Pair(path, Path(args.model_draft), n_ctx=2048, n_threads=args.threads)
+            pair = open_pair(path, Path(args.model_draft), n_ctx=2048, n_threads=args.threads)
             pairs[name] = stack.enter_context(pair)
-            stairs = staircase(pair, ids)
-            relative = " ".join(f"{n}: {stairs[n] / stairs[1]:.2f}" for n in WIDTHS)
-            print(f"{name}: perplexity {value:.3f} on {len(ids)} tokens; {stairs[1]:.2f} ms a token, verify {relative}")
+            costs = pair.tune().costs.verify
+            relative = " ".join(f"{n}: {costs[n] / costs[1]:.2f}" for n in WIDTHS)
+            one = f"{1e3 * costs[1]:.2f} ms a token"
+            print(f"{name}: perplexity {value:.3f} on {len(ids)} tokens; {one}, verify {relative}")
         speeds: dict[str, list[list[float]]] = {name: [] for name in pairs}
         for _ in range(args.repeats):
             for name, pair in pairs.items():

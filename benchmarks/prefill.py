@@ -16,8 +16,8 @@ def main() -> None:
         seconds: dict[bool, list[float]] = {False: [], True: []}
         for repeat in range(2 * (args.repeats + 1)):
             spec = (repeat + repeat // 2) % 2 == 0  # A B B A …
-            pair.engine.start([0], spec=False)  # forget the last prompt
-            took = pair.engine.start(ids, spec=spec).total_s
+            pair.forget()
+            took = pair.generate(ids, max_tokens=1, spec=spec, path="greedy").stats.prompt_s
             if repeat >= 2:
                 seconds[spec].append(took)
     plain, spec_s = median(seconds[False]), median(seconds[True])

@@ -38,9 +38,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10, help="prompts of each set")
     parser.add_argument("--predict", type=int, default=200)
     args = parser.parse_args()
-    import localspec.planning.planner as planner
+    import localspec.planning.plans as plans
 
-    planner.Auto = Watched  # type: ignore[misc]
+    plans.Auto = Watched  # type: ignore[misc]
     with load_pair(args) as pair:
         pair.settle()
         for prompt in (text for name in args.sets.split(",") for text in read_set(args, name, args.count)):

@@ -1,17 +1,20 @@
-"""A conversation: turns in, answers out, and a memory that reads only what is new."""
+"""A conversation: turns in, answers out, and nothing is read twice."""
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Generator
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Unpack
 
-from localspec.answer import Chunk, Result, Stream
-from localspec.errors import OptionError, TemplateError
-from localspec.llama import Vocab
-from localspec.options import Options
-from localspec.text import ChatTemplate, Message
+from localspec.answer import Result, Stream
+from localspec.errors import OptionError
+from localspec.options import Options, with_options
+from localspec.prompt import need_template
+from localspec.template import ChatTemplate, Message
 
 
 class Speaker(Protocol):
@@ -20,95 +23,139 @@ class Speaker(Protocol):
     @property
     def template(self) -> ChatTemplate | None: ...
     @property
-    def vocab(self) -> Vocab: ...
-    @property
     def target_path(self) -> Path: ...
     def stream(self, prompt: list[int], **options: Unpack[Options]) -> Stream: ...
+    def ensure_open(self) -> None: ...
+    def reading(self) -> AbstractContextManager[None]: ...
 
 
-def need_template(pair: Speaker) -> ChatTemplate:
-    """The pair's chat template; TemplateError if the model has none."""
-    if pair.template is None:
-        raise TemplateError(
-            f"{pair.target_path.name} has no chat template, so it cannot chat; use `localspec run` with plain text."
-        )
-    return pair.template
+def answer_message(result: Result) -> Message:
+    """An answer as a message of the conversation, for the template to show again as it sees fit."""
+    message = {"role": "assistant", "content": result.text}
+    return message | {"reasoning_content": result.reasoning} if result.reasoning else message
+
+
+@dataclass
+class _Turn:
+    """A turn that was asked: the messages up to it, what the model read, the answer as it grows, and its stream."""
+
+    asked: list[Message]
+    rendered: str
+    ids: list[int]
+    result: Result
+    stream: Callable[[], Stream | None]  # weak: a stream that its reader drops is over
+    is_written: bool = False  # whether the conversation has it
 
 
 class Chat:
     """Turns of one conversation with a pair.
 
-    The tokens of every answer are kept as they were said, so a next turn adds to them and both memories re-read
-    nothing. `messages` is the conversation so far; `system` comes first where given.
+    The tokens of every answer are kept as they were said, so a next turn adds to them and both models read nothing
+    again. A turn is part of the conversation from the first word of its answer on. A new turn, `undo` and `clear` close
+    a stream that is still open; closing or dropping it later changes nothing any more.
     """
 
     def __init__(self, pair: Speaker, *, system: str | None = None) -> None:
-        self.pair, self._template = pair, need_template(pair)
-        self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        self._said: list[tuple[str, list[int]]] = []  # after each answer: all text and all tokens so far
+        self.pair, self._template = pair, need_template(pair.template, pair.target_path.name)
+        self._messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._said: list[_Turn] = []  # of turns that were not taken back
+        self._open: _Turn | None = None  # its answer may still grow
+        self._asking = threading.RLock()
 
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, the answer under way included; may be assigned."""
+        self._write()
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: Sequence[Message]) -> None:
+        if bad := [one for one in messages if not (isinstance(one, Mapping) and {"role", "content"} <= one.keys())]:
+            raise OptionError(f"a message needs a 'role' and a 'content' that are text, not {bad[0]!r}.")
+        self._settle()
+        self._messages, self._said = list(messages), []
+
+    @with_options
     def send(self, text: str, **options: Unpack[Options]) -> Result:
-        """The whole answer to one user turn; options as in `Pair.stream`."""
-        stream = self.stream(text, **options)
-        for _ in stream:
-            pass
-        return stream.result
+        """The whole answer to one user turn."""
+        self.pair.ensure_open()  # else a lock that was held during a fork would be waited for
+        with self._asking, self.stream(text, **options) as stream:
+            for _ in stream:
+                pass
+            return stream.result
 
+    @with_options
     def stream(self, text: str, **options: Unpack[Options]) -> Stream:
         """The answer to one user turn, chunk by chunk. A stream closed early keeps what was said until then.
 
         Raises what `Pair.stream` raises; the conversation is then as it was before.
         """
-        turn: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        rendered = self._template.render(turn)
-        ids = self._tokens(rendered)
-        stream = self.pair.stream(ids, **options)
-        return stream.wrap(self._listen(turn, rendered, ids, stream))
+        self.pair.ensure_open()
+        with self._asking, self.pair.reading():
+            self._settle()
+            turn: list[Message] = [*self._messages, {"role": "user", "content": text}]
+            rendered = self._template.render(turn)
+            ids = self._tokens(rendered)
+            stream = self.pair.stream(ids, **options)
+            self._open = _Turn(turn, rendered, ids, stream.result, weakref.ref(stream))
+            return stream
 
-    def _listen(self, turn: list[Message], rendered: str, ids: list[int], stream: Stream) -> Generator[Chunk]:
-        """Pass chunks on; whatever ends the stream, the turn and what was said of the answer are kept."""
-        try:
-            yield from stream
-        finally:
-            result = stream.result
-            if result.tokens:  # else it was interrupted before the first word: as if it had not been asked
-                self.messages = [*turn, {"role": "assistant", "content": result.text}]
-                self._said.append((rendered + result.text, ids + self._words(result)))
+    def _settle(self) -> None:
+        """The open turn is over, with what was said until now; without a word it is as if it had not been asked."""
+        if self._open and (stream := self._open.stream()):
+            stream.close()
+        self._write()
+        if self._open and self._open.result.tokens:
+            self._said.append(self._open)
+        self._open = None
 
-    def _words(self, result: Result) -> list[int]:
-        """The answer as it was said, or made from its text where that was cut short (at a stop string)."""
-        vocab = self.pair.vocab
-        said = [token for token in result.tokens if not vocab.is_eog(token)]
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # as the stream: half a character is dropped
-        spoken = decode(b"".join(map(vocab.piece, said)))
-        return said if spoken == result.text else vocab.tokenize(result.text)
+    def _write(self) -> None:
+        """Bring what has been said of the open turn's answer into the conversation."""
+        turn = self._open
+        if turn and turn.result.tokens:
+            answer = answer_message(turn.result)
+            if not turn.is_written:
+                self._messages, turn.is_written = [*turn.asked, answer], True
+            elif len(self._messages) > len(turn.asked):  # else the user has shortened the list meanwhile
+                self._messages[len(turn.asked)] = answer
 
     def _tokens(self, rendered: str) -> list[int]:
         """Tokens of the conversation: as they were said up to the last answer, then the text that is new."""
         if self._said:
-            text, ids = self._said[-1]
+            last = self._said[-1]
+            said, words = self._template.said(last.result.tokens, last.result.text)
+            text = last.rendered + said
             if rendered.startswith(text):
-                return ids + self._template.tokenize(rendered[len(text) :])
+                return last.ids + words + self._template.tokenize(rendered[len(text) :], continues=True)
         return self._template.tokenize(rendered)  # the template rewrites old turns: re-read from where it differs
 
     def undo(self) -> str:
         """Take back the last turn; returns what the user had said. Raises OptionError if there is none."""
-        if not self._said:
+        self._settle()
+        turns = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        if not turns:
             raise OptionError("there is no turn to take back.")
-        self._said.pop()
-        text = self.messages[-2]["content"]
-        self.messages = self.messages[:-2]
+        text = self._messages[turns[-1]]["content"]
+        self._messages = self._messages[: turns[-1]]
+        self._said = [turn for turn in self._said if len(turn.asked) <= turns[-1]]
         return text
 
-    def state(self) -> tuple[list[Message], list[tuple[str, list[int]]]]:
+    def state(self) -> tuple[list[Message], list[_Turn]]:
         """The conversation as it is, for `restore`."""
-        return list(self.messages), list(self._said)
+        self._settle()
+        return list(self._messages), list(self._said)
 
-    def restore(self, state: tuple[list[Message], list[tuple[str, list[int]]]]) -> None:
+    def restore(self, state: tuple[list[Message], list[_Turn]]) -> None:
         """Go back to an earlier `state`."""
-        self.messages, self._said = list(state[0]), list(state[1])
+        self._settle()
+        self._messages, self._said = list(state[0]), list(state[1])
 
     def clear(self) -> None:
         """Begin again, with the same system message."""
-        self._said.clear()
-        self.messages = [m for m in self.messages[:1] if m["role"] == "system"]
+        self._settle()
+        self._said = []
+        self._messages = [m for m in self._messages[:1] if m["role"] == "system"]
+
+    def __repr__(self) -> str:
+        n = sum(message["role"] == "user" for message in self.messages)
+        return f"<Chat of {n} {'turn' if n == 1 else 'turns'} with {self.pair.target_path.name}>"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from operator import index
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,28 @@ from localspec.text import Limits
 PATHS = ("auto", "ngram", "greedy", "expected", "tree", "sampled")
 Select = Callable[[Lattice], Draft]
 Progress = Callable[[int, int], None]
+F = TypeVar("F", bound=Callable[..., Any])
+
+MEANINGS = """
+Options, with their defaults:
+    max_tokens (None): the answer's length at most; None goes on to the end of the context.
+    stop (()): a text or several, at the first of which the answer ends; it is not part of it.
+    temperature (0): 0 always takes the likeliest token; then the words are the same every time.
+    top_k (40), top_p (0.95), min_p (0.05): llama.cpp's filters; 0, 1 and 0 switch them off. They count above 0 only.
+    repeat_penalty (1), presence_penalty (0), frequency_penalty (0), penalty_last_n (64): llama.cpp's penalties.
+    seed (None): the same seed gives the same words, with and without a drafter; None draws one.
+    spec (None): False decodes plainly, True insists on a drafter; None drafts where there is one.
+    path (None): how a draft is chosen: "auto" (what pays most on this machine), "ngram" (text that repeats itself, no
+        drafter), "greedy", "expected", "tree", "sampled", or a function from a Lattice to a Chain or Tree. None is what
+        `pair.path` says, "auto" at first.
+    draft_max (None), draft_min (None): drafted tokens a round, at most and at least.
+    draft_p_min (None): drafts no token less likely than this behind the one before it.
+    progress (None): called as progress(read, all) after each batch of the prompt.
+"""
 
 
 class Options(TypedDict, total=False):
-    """Keyword options of `Pair.generate`, `Pair.stream` and `Chat.send`; `sampling.SamplingParams` has the defaults."""
+    """Keyword options of `Pair.generate`, `Pair.stream`, `Chat.send` and `Chat.stream`; see `MEANINGS`."""
 
     max_tokens: int | None
     stop: str | Sequence[str]
@@ -42,6 +61,25 @@ class Options(TypedDict, total=False):
     draft_min: int | None
     draft_p_min: float | None
     progress: Progress | None
+
+
+def with_options(method: F) -> F:
+    """Have help() and inspect.signature name the keyword options of a method that takes `**options: Unpack[Options]`.
+
+    Editors and type checkers read them from there themselves.
+    """
+    defaults = {f.name: f.default for f in fields(SamplingParams)} | {"stop": ()}
+    named = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint.__forward_arg__
+        )
+        for name, hint in Options.__annotations__.items()
+    ]
+    own = inspect.signature(method)
+    given = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    method.__signature__ = own.replace(parameters=[*given, *named])  # type: ignore[attr-defined]
+    method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n{MEANINGS}"
+    return method
 
 
 @dataclass(frozen=True)

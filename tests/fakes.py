@@ -8,13 +8,18 @@ another decode) fails at once. `faults` makes a method raise before or after it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
+from localspec.engine.generate import Engine
 from localspec.engine.lattice import Lattice
+from localspec.engine.plan import Drafting
+from localspec.pair import Pair, Parts
+from localspec.planning.plans import Plans
 
 N_VOCAB = 24
 EOG = 0
@@ -225,6 +230,9 @@ class FakeVocab:
     def piece(self, token: int) -> bytes:
         return self.pieces[token]
 
+    def tokenize(self, text: str, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
+        return [self.pieces.index(letter.encode()) for letter in text]
+
     def is_eog(self, token: int) -> bool:
         return token == EOG
 
@@ -232,3 +240,65 @@ class FakeVocab:
 def letters() -> FakeVocab:
     """Token 0 ends, token k is the k-th letter."""
     return FakeVocab([b"", *(bytes([ord("a") + k]) for k in range(N_VOCAB - 1))])
+
+
+class FakeTemplate:
+    """A letter for each role before what it says."""
+
+    ROLES: ClassVar = {"system": "s", "user": "u", "assistant": "v"}
+
+    def __init__(self, vocab: FakeVocab) -> None:
+        self._vocab = vocab
+
+    def tokenize(self, rendered: str, *, continues: bool = False) -> list[int]:
+        return self._vocab.tokenize(rendered)
+
+    def parser(self, prompt: Sequence[int]) -> None:
+        """Nothing is set apart from the answer."""
+
+    def said(self, tokens: Sequence[int], answer: str) -> tuple[str, list[int]]:
+        words = [token for token in tokens if token != EOG]
+        spoken = b"".join(map(self._vocab.piece, words)).decode()
+        return answer, words if spoken == answer else self._vocab.tokenize(answer)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        return "".join(self.ROLES[one["role"]] + one["content"] for one in messages) + self.ROLES["assistant"]
+
+
+class FakeKeeper:
+    """Knows nothing of a pair, and counts what it is asked."""
+
+    known = None
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def get(self) -> None:
+        self.calls["get"] += 1
+
+    def measure(self) -> None:
+        self.calls["measure"] += 1
+
+    def keep(self) -> None:
+        self.calls["keep"] += 1
+
+
+def pair_of_fakes(target: FakeTarget | None = None, *, drafted: bool = True) -> Pair:
+    """A pair whose parts are all fakes; `pair.freed` counts how often it freed its models."""
+    target = target or FakeTarget()
+    vocab, keeper = letters(), FakeKeeper()
+    drafter = FakeDrafter(target, perfect(target)) if drafted else None
+    drafting = Drafting(7, np.ones(7), max_leaves=1, draft_max=7, n_vocab=N_VOCAB) if drafted else None
+    freed: list[int] = []
+    parts = Parts(
+        engine=Engine(target, drafter),
+        plans=Plans(drafting, keeper),
+        vocab=vocab,
+        template=FakeTemplate(vocab),
+        target_path=Path("target.gguf"),
+        drafter_path=Path("drafter.gguf") if drafted else None,
+        free=lambda: freed.append(1),
+    )
+    pair = Pair(parts)
+    pair.path, pair.freed, pair.keeper = "greedy", freed, keeper
+    return pair

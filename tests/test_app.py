@@ -54,7 +54,7 @@ def test_run_puts_the_answer_alone_on_stdout(files: tuple[str, ...]) -> None:
 
 def test_run_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
     answer = json.loads(call("run", *files, "-p", "abc", "-n", "20", "--path", "greedy", "--json").stdout)
-    assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
+    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "stats"}
     assert len(answer["tokens"]) == answer["stats"]["predicted_n"] == 20
     assert answer["finish_reason"] == "length"
     assert answer["stats"]["draft_n"] > 0
@@ -66,6 +66,8 @@ def test_run_reads_stdin_and_files(files: tuple[str, ...], tmp_path: Path) -> No
         call("run", *files, "-n", "9", "-p", "abc"),
         call("run", *files, "-n", "9", "-f", str(tmp_path / "p.txt")),
         call("run", *files, "-n", "9", stdin="abc"),
+        call("run", *files, "-n", "9", stdin="\ufeffabc\n"),
+        call("chat", *files, "-n", "9", stdin="\ufeffabc\n"),
     ]
     assert len({done.stdout for done in given}) == 1
 
@@ -129,9 +131,9 @@ def test_bench_json_has_the_promised_fields(files: tuple[str, ...], tmp_path: Pa
 
 def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) -> None:
     from localspec.evaluation.bench import bench
-    from localspec.pair import Pair
+    from localspec.loading.open import open_pair
 
-    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+    with open_pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
         figures = bench(pair, {"one": ["abc"]}, modes=["greedy"], repeats=1, max_tokens=10, draft_max=2)
     assert len(figures["modes"]["greedy"]["accepted_per_slot"]) == 2
 
@@ -139,9 +141,9 @@ def test_bench_takes_a_bound_for_the_modes_that_draft(files: tuple[str, ...]) ->
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
 def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -> None:
     from localspec.evaluation.bench import bench
-    from localspec.pair import Pair
+    from localspec.loading.open import open_pair
 
-    with Pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
+    with open_pair(Path(files[1]), Path(files[3]), n_ctx=512, n_threads=1) as pair:
         modes = bench(pair, {"one": ["abc"]}, modes=[], repeats=1, max_tokens=400, synthetic=rate)["modes"]
     assert modes["synthetic"]["accepted_per_slot"][0] == pytest.approx(rate, abs=0.12)
     assert modes["synthetic"]["acceptance_length"] == pytest.approx(sum(rate**k for k in range(8)), rel=0.15)

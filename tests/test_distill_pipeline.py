@@ -25,8 +25,8 @@ from localspec.distill.store import read, read_text
 from localspec.distill.train import Trained
 from localspec.evaluation.check import check
 from localspec.llama import read_header
+from localspec.loading.open import open_pair
 from localspec.machine import Pool
-from localspec.pair import Pair
 
 SMALL = ("--tokens", "3000", "--hours", "0.001", "--layers", "1", "--vocab-size", "64", "--slots", "8", "-t", "1")
 
@@ -73,7 +73,7 @@ def test_a_drafter_is_made_and_drafts(tmp_path: Path) -> None:
     assert "![accepted" in card
     assert (out / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     assert not [*out.rglob("*.part"), *out.rglob("candidate.gguf")]
-    with Pair(target, drafter, n_ctx=256, n_threads=1) as pair:
+    with open_pair(target, drafter, n_ctx=256, n_threads=1) as pair:
         pair.path = "greedy"
         assert check(pair, ["abc", "xyz"], max_tokens=30).different == 0
 

@@ -23,6 +23,7 @@ from localspec.engine.plan import Fixed
 from localspec.engine.sampling import Sampler, SamplingParams, distribution
 from localspec.errors import OptionError
 from localspec.llama.binding import C
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 from localspec.text import Limits, TextStream
 
@@ -51,7 +52,7 @@ RANDOM = {name: (arch, options | {"good": False}) for name, (arch, options) in G
 def opened(folder: Path, arch: str, drafter: dict[str, Any] | None, *, n_ctx: int = 512, **target: Any) -> Pair:
     speaker = tiny.write_target(folder / "target.gguf", arch, **target)
     helper = None if drafter is None else tiny.write_drafter(folder / "drafter.gguf", speaker, **drafter)
-    pair = Pair(speaker, helper, n_ctx=n_ctx, n_threads=1)
+    pair = open_pair(speaker, helper, n_ctx=n_ctx, n_threads=1)
     pair.path = "greedy"  # all of it: a planner would often rest here
     return pair
 

@@ -22,8 +22,8 @@ from localspec.llama import Context, Header, Model, TensorInfo, read_header, set
 from localspec.llama.binding import C
 from localspec.loading import memory_plan
 from localspec.loading.memory_plan import place, plan, settle
+from localspec.loading.open import open_pair
 from localspec.machine import Pool
-from localspec.pair import Pair
 
 MIB, GIB = 2**20, 2**30
 Shapes = dict[str, tuple[int, ...]]
@@ -482,7 +482,7 @@ def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, 
     speaker = tiny.write_target(tmp_path / "t.gguf", arch)
     helper = tiny.write_drafter(tmp_path / "d.gguf", speaker, mrope=arch == "qwen35")
     planned = settle(read_header(speaker), read_header(helper), machine(64), n_ctx=n_ctx)
-    with Pair(speaker, helper, n_ctx=n_ctx, n_threads=1) as pair:
+    with open_pair(speaker, helper, n_ctx=n_ctx, n_threads=1) as pair:
         pair.generate([1, 2, 3], max_tokens=4, draft_max=7)
         on_disk = sum(model.n_bytes for model in (pair.engine.target.model, pair.engine.drafter.model))
     text = log.readouterr().err
@@ -498,7 +498,7 @@ def test_the_default_pair(log: pytest.CaptureFixture[str]) -> None:
     entry = registry.get(registry.DEFAULT)
     heads = read_header(entry.target_path()), read_header(entry.drafter_path())
     planned = settle(*heads, machine(64), n_ctx=4096)
-    with Pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
+    with open_pair(entry.target_path(), entry.drafter_path(), n_ctx=4096, n_threads=1) as pair:
         pair.generate([1, 2, 3], max_tokens=2, draft_max=7)
     text = log.readouterr().err
     assert planned.needs(0, "memory") == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)

@@ -27,15 +27,31 @@ LAYERS: dict[str, set[str]] = {
     "dflash": {"llama"},
     "engine": {"llama"},
     "hub": {"dflash", "llama", "machine", "progress", "storage"},
-    "planning": {"engine", "storage"},
-    "text": {"llama"},
-    "answer": {"engine"},
+    "turns": set(),
+    "textfile": set(),
+    "reasoning": set(),
+    "text": {"llama", "reasoning"},
+    "template": {"llama", "reasoning"},
+    "answer": {"engine", "turns"},
     "options": {"engine", "text"},
-    "chat": {"answer", "llama", "options", "text"},
-    "pair": {"answer", "chat", "dflash", "engine", "llama", "options", "planning", "text"},
-    "loading": {"dflash", "hub", "llama", "machine", "options", "pair", "storage"},
+    "planning": {"engine", "options", "storage"},
+    "prompt": {"llama", "template", "text"},
+    "chat": {"answer", "options", "prompt", "template"},
+    "pair": {"answer", "chat", "engine", "llama", "options", "planning", "prompt", "template", "text", "turns"},
+    "loading": {"dflash", "engine", "hub", "llama", "machine", "options", "pair", "planning", "storage", "template"},
     "convert": {"dflash", "llama", "storage"},
-    "distill": {"convert", "dflash", "engine", "llama", "machine", "planning", "progress", "storage", "text"},
+    "distill": {
+        "convert",
+        "dflash",
+        "engine",
+        "llama",
+        "machine",
+        "planning",
+        "progress",
+        "storage",
+        "template",
+        "text",
+    },
 }
 LAYERS["evaluation"] = LAYERS.keys() - {"convert", "distill"}
 LAYERS["__init__"] = LAYERS.keys() - {"convert", "distill", "evaluation"}
@@ -99,6 +115,15 @@ def test_only_the_door_touches_c() -> None:
         if not module.startswith("llama"):
             roots = {name.split(".")[0] for name in imports(path)}
             assert not roots & {"llama_cpp", "ctypes", "_ctypes", "cffi"}, module
+
+
+def test_only_a_pair_touches_its_engine() -> None:
+    benchmarks = (PACKAGE.parent / "benchmarks").glob("*.py")
+    for path in [path for name, path in modules().items() if name != "pair"] + list(benchmarks):
+        inside = [
+            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)
+        ]
+        assert not [node for node in inside if node.attr == "engine"], path
 
 
 @pytest.mark.parametrize("name", [f"engine.{name}" for name in PURE] + ["planning.ngram", "planning.auto"])

@@ -17,13 +17,14 @@ from localspec.engine import paths
 from localspec.engine.paths import Chain
 from localspec.errors import OptionError
 from localspec.loading import trial_child
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 from localspec.planning import measure
 from localspec.planning import quiet as quiet_module
 from localspec.planning.cost_model import CostModel
+from localspec.planning.keeper import WAIT_S
 from localspec.planning.measure import Measuring
 from localspec.planning.parking import Parking, State
-from localspec.planning.planner import WAIT_S
 from localspec.planning.profile import Source
 from localspec.planning.quiet import Others
 
@@ -38,11 +39,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def opened(folder: Path, arch: str) -> Pair:
     target = tiny.write_target(folder / "target.gguf", arch)
-    return Pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1)
+    return open_pair(target, tiny.write_drafter(folder / "drafter.gguf", target), n_ctx=512, n_threads=1)
 
 
 def again(folder: Path) -> Pair:
-    return Pair(folder / "target.gguf", folder / "drafter.gguf", n_ctx=512, n_threads=1)
+    return open_pair(folder / "target.gguf", folder / "drafter.gguf", n_ctx=512, n_threads=1)
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def test_catching_up_that_is_too_dear_waits_for_a_new_conversation(tmp_path: Pat
 
 def test_there_is_nothing_to_tune_without_a_drafter(tmp_path: Path, cache: Path) -> None:
     with (
-        Pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
+        open_pair(tiny.write_target(tmp_path / "target.gguf"), n_ctx=512, n_threads=1) as pair,
         pytest.raises(OptionError, match="nothing to tune without a drafter"),
     ):
         pair.tune()

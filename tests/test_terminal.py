@@ -16,6 +16,7 @@ from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, greedy
 from localspec.engine.stats import Stats
 from localspec.llama.binding import uninterrupted
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 
 PROMPT = "abc abc"
@@ -25,7 +26,7 @@ PROMPT = "abc abc"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     target = tiny.write_target(folder / "t.gguf", chat_template=tiny.CHATML)
-    with Pair(target, tiny.write_drafter(folder / "d.gguf", target), n_ctx=2048, n_threads=1) as loaded:
+    with open_pair(target, tiny.write_drafter(folder / "d.gguf", target), n_ctx=2048, n_threads=1) as loaded:
         loaded.path = "greedy"
         yield loaded
 
@@ -124,7 +125,7 @@ def test_switching_the_drafter_off_forgets_the_bounds_of_its_drafts(pair: Pair, 
 
 def test_there_is_no_drafter_to_switch_on(tmp_path: Path, capsys: Any) -> None:
     target = tiny.write_target(tmp_path / "t.gguf", chat_template=tiny.CHATML)
-    with Pair(target, n_ctx=256, n_threads=1) as alone:
+    with open_pair(target, n_ctx=256, n_threads=1) as alone:
         talk = conversation(alone)
         assert talk.turn("/spec on")
         assert talk.turn("abc")

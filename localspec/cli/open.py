@@ -29,5 +29,5 @@ def open_pair(model: ModelOptions) -> Pair:
 
 def need_drafter(pair: Pair) -> None:
     """OptionError if there is nothing to compare plain decoding with."""
-    if pair.engine.drafter is None:
+    if not pair.has_drafter:
         raise OptionError("there is no drafter to compare with; give one with -md.")

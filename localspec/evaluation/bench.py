@@ -17,7 +17,7 @@ from localspec.engine import paths
 from localspec.engine.lattice import Lattice
 from localspec.engine.stats import Stats, total
 from localspec.errors import MissingError, OptionError
-from localspec.llama import default_threads, system_info
+from localspec.llama import default_threads, native, system_info
 from localspec.options import Options
 from localspec.pair import Pair
 from localspec.planning.ngram import repeats as repeats_itself
@@ -107,7 +107,7 @@ class Synthetic:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, lattice: Lattice) -> paths.Chain:
-        start = len(self._pair.engine.tokens)
+        start = self._pair.n_tokens
         truth = self._text[start : start + len(lattice)]
         right = self._random.random(len(truth)) < self._rate
         n_vocab = self._pair.vocab.n_tokens
@@ -123,7 +123,7 @@ def oracle(pair: Pair, prompts: Sequence[str], *, max_tokens: int) -> dict[str, 
         seen: list[tuple[int, Lattice]] = []
 
         def watch(lattice: Lattice, seen: list[tuple[int, Lattice]] = seen) -> paths.Chain:
-            seen.append((len(pair.engine.tokens), lattice))
+            seen.append((pair.n_tokens, lattice))
             return paths.greedy(lattice)
 
         text = ids + pair.generate(ids, max_tokens=max_tokens, path=watch).tokens
@@ -172,6 +172,7 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": default_threads(),
         "llama.cpp": system_info(),
+        "kernels": native.state().detail,
     }
 
 

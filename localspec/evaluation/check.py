@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from localspec.engine.paths import NOTHING
 from localspec.pair import Pair
 
 NEAR_TIE = 1e-2  # relative distance of the two best logits below which batch width may decide
@@ -91,10 +90,8 @@ def compare(
 
 def _two_best(pair: Pair, ids: list[int]) -> tuple[tuple[int, int], tuple[float, float]]:
     """The plain decoder's two best tokens after `ids`, and their logits."""
-    pair.engine.start(ids, spec=False)
-    row = pair.engine.target.verify(ids[-1], NOTHING)[0]
+    row = pair.logits(ids)
     first, second = (int(i) for i in np.argsort(row)[:-3:-1])
-    pair.engine.forget()
     return (first, second), (float(row[first]), float(row[second]))
 
 

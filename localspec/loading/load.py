@@ -11,8 +11,12 @@ from localspec.errors import OptionError
 from localspec.hub import registry
 from localspec.llama import with_shards
 from localspec.loading import memory_plan, trial
+from localspec.loading.open import check_files, open_pair
 from localspec.options import check_whole
-from localspec.pair import MAX_N_CTX, MAX_N_THREADS, Pair, check_files
+from localspec.pair import Pair
+
+MAX_N_CTX = 2**24  # beyond any model; llama.cpp wraps at 2³² and tries to allocate what lies below
+MAX_N_THREADS = 512  # GGML_MAX_N_THREADS; ggml writes past its tables with more
 
 
 def load(
@@ -62,7 +66,7 @@ def load(
     if explain:
         explain(plan.table())
     trial.check_that_it_loads(target_path, drafter_path, gpu_layers=plan.gpu_layers)
-    return Pair(
+    return open_pair(
         target_path,
         drafter_path,
         n_ctx=plan.n_ctx,
