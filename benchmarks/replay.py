@@ -51,7 +51,7 @@ def record(pair: Pair, prompt: str, n: int) -> Recording:
     ids, pools = pair.encode(prompt), dict[int, Lattice]()
 
     def watch(lattice: Lattice) -> Chain:
-        pools[len(pair.engine.tokens)] = lattice
+        pools[pair.n_tokens] = lattice
         return NOTHING
 
     return Recording(ids, pair.generate(ids, max_tokens=n, path=watch).tokens, pools)

@@ -276,6 +276,16 @@ class FakeKeeper:
     def get(self) -> None:
         self.calls["get"] += 1
 
+    def prepare(self) -> None:
+        """Nothing is worth measuring."""
+
+    def admit(self, lag: int) -> bool:
+        self.get()
+        return True
+
+    def settle(self) -> None:
+        self.calls["settle"] += 1
+
     def measure(self) -> None:
         self.calls["measure"] += 1
 
