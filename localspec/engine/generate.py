@@ -1,7 +1,7 @@
 """The round, repeated: draft, select, verify, accept, roll back, inject.
 
-Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither memory; both memories hold exactly the
-positions before it. Plain decoding is the same loop with an empty draft.
+Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither KV cache; both hold exactly the positions
+before it. Plain decoding is the same loop with an empty draft.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Accepted(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefill:
-    """What reading the prompt took: `n_cached` tokens were in memory already, `n` were read in `total_s` seconds."""
+    """What reading the prompt took: `n_cached` tokens were in the KV cache, `n` were read in `total_s` seconds."""
 
     n_cached: int
     n: int
@@ -58,7 +58,7 @@ class Engine:
         self.tokens: list[int] = []
         self._spec = False  # whether the drafter keeps up with the target
         self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
-        self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
+        self._in_sync = True  # False while the KV caches change: after an interrupt they are not trusted
 
     @property
     def room(self) -> int:
@@ -66,33 +66,50 @@ class Engine:
         return self.target.n_ctx - len(self.tokens)
 
     def lag(self, prompt: Sequence[int]) -> int:
-        """Tokens of `prompt` that the target remembers and would read again for the drafter's sake only."""
+        """Tokens of `prompt` that the target holds and would read again for the drafter's sake only."""
         if self.drafter is None or not self._in_sync:
             return 0
-        waiting = sum(len(features) for features in self._pending)
-        return max(0, self._known(prompt) - self.drafter.n_past - waiting)
+        known = self._known(prompt)
+        held = self.drafter.n_past + sum(len(features) for features in self._pending)
+        return self.target.reachable(known) - self.target.reachable(min(known, held))
 
     def start(
-        self, prompt: Sequence[int], *, spec: bool, progress: Callable[[int, int], None] | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        spec: bool,
+        keep_at: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Prefill:
-        """Bring both memories to the prompt, re-using what they hold; its last token becomes the anchor.
+        """Bring both KV caches to the prompt, re-using what they hold; its last token becomes the anchor.
 
-        `progress(done, all)` is called after each chunk. With `spec` false the drafter stays behind.
+        `keep_at`: how many of its tokens the next prompt will begin with (None: all); a target that cannot go back
+        freely keeps a checkpoint there. `progress(done, all)` is called after each chunk. With `spec` false the drafter
+        stays behind.
         """
         began = perf_counter()
-        keep = self._rewind_to_common(prompt, spec)
+        known = self._known(prompt) if self._in_sync else 0
+        keep, end = self._rewind_to_common(prompt, spec), len(prompt) - 1
         self.tokens = list(prompt)
         self.target.expose_features(spec)
         self._spec = spec
-        for start in range(keep, len(prompt) - 1, N_BATCH):
-            chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
-            self.target.prefill(chunk)
+        marks = {end if keep_at is None else min(keep_at, end)}
+        if keep < known:
+            marks.add(known)  # where prompts have parted once, they will again: behind a system message, a turn undone
+        self._checkpoint_at(marks)
+        for chunk in _chunks(keep, end, marks):
+            self.target.prefill(self.tokens[chunk])
             if spec and self.drafter:
-                self.drafter.inject(self.target.features(slice(len(chunk))))
+                self.drafter.inject(self.target.features(slice(chunk.stop - chunk.start)))
+            self._checkpoint_at(marks)
             if progress:
-                progress(start + len(chunk), len(prompt) - 1)
+                progress(chunk.stop, end)
         self._in_sync = True
-        return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
+        return Prefill(keep, end - keep, perf_counter() - began)
+
+    def _checkpoint_at(self, marks: set[int]) -> None:
+        if self.target.n_past in marks:
+            self.target.checkpoint()
 
     def round(self, plan: Plan[C], sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
         """One round as `plan` wants it. Returns it and whether the answer ends with it."""
@@ -167,7 +184,7 @@ class Engine:
         self._pending.clear()
 
     def forget(self) -> None:
-        """Trust neither memory any more: the next `start` reads its whole prompt."""
+        """Trust neither KV cache any more: the next `start` reads its whole prompt."""
         self.tokens, self._in_sync = [], False
 
     def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
@@ -194,7 +211,7 @@ class Engine:
 def generate(engine: Engine, *, plan: Plan[C], sampler: Sampler, clip: Clip) -> Iterator[Round]:
     """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
 
-    Raises OptionError when another answer has been started meanwhile: the memories are no longer this one's.
+    Raises OptionError when another answer has been started meanwhile: the KV caches are no longer this one's.
     """
     tokens, ends = engine.tokens, False
     while not ends and engine.room >= 0:
@@ -202,6 +219,14 @@ def generate(engine: Engine, *, plan: Plan[C], sampler: Sampler, clip: Clip) -> 
             raise OptionError("another answer has begun on this pair; finish or close one before the next.")
         round, ends = engine.round(plan, sampler, clip)
         yield round
+
+
+def _chunks(start: int, end: int, marks: set[int]) -> Iterator[slice]:
+    """Slices of at most `N_BATCH` tokens from `start` to `end`; one ends at each of `marks`."""
+    while start < end:
+        stop = min([start + N_BATCH, end, *(mark for mark in marks if mark > start)])
+        yield slice(start, stop)
+        start = stop
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
