@@ -262,6 +262,9 @@ class FakeTemplate:
     def parser(self, prompt: Sequence[int]) -> None:
         """Nothing is set apart from the answer."""
 
+    def n_before_answer(self, prompt: Sequence[int]) -> int:
+        return len(prompt) - 1  # the letter of the assistant
+
     def said(self, tokens: Sequence[int], answer: str) -> tuple[str, list[int]]:
         words = [token for token in tokens if token != EOG]
         spoken = b"".join(map(self._vocab.piece, words)).decode()
