@@ -259,9 +259,6 @@ class FakeTemplate:
     def tokenize(self, rendered: str, *, continues: bool = False) -> list[int]:
         return self._vocab.tokenize(rendered)
 
-    def n_before_answer(self, prompt: Sequence[int]) -> int:
-        return len(prompt) - 1
-
     def parser(self, prompt: Sequence[int]) -> None:
         """Nothing is set apart from the answer."""
 
