@@ -46,6 +46,8 @@ def main() -> None:
     """
     if sys.stdout is None or sys.stderr is None:
         sys.exit(1)  # closed by the caller: there is nobody to speak to
+    if sys.stdin is None:
+        sys.stdin = io.StringIO()  # closed by the caller: nothing to read
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # bad bytes in, characters a terminal cannot show: no reason to stop

@@ -52,6 +52,8 @@ def run(
 
     settings = answer_options(sampling, draft)
     text = _prompt(prompt, file)
+    if not text:
+        raise OptionError("the prompt is empty; say something with -p, with -f, or through standard input.")
     with open_pair(model) as pair:
         ids = _encode(pair, text, system_prompt, raw)
         stream = pair.stream(ids, **settings | {"progress": answers.prefill_progress()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, LlamaFileType
 
 from localspec.convert.shard import Array
 from localspec.errors import ModelError, OptionError
+from localspec.storage import free_bytes
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, the bytes done and the bytes in all."""
@@ -194,7 +194,7 @@ def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
 
 
 def _check_room(path: Path, needed: int) -> None:
-    free = shutil.disk_usage(path.parent).free
+    free = free_bytes(path)
     if free < needed:
         raise OptionError(
             f"{path.parent} has {free / 1e9:.1f} GB free, this takes {needed / 1e9:.1f} GB; make room or choose "

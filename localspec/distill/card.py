@@ -14,6 +14,7 @@ from localspec.distill.meter import duration
 from localspec.distill.start import TargetFile
 from localspec.distill.store import Data
 from localspec.distill.train import Trained
+from localspec.storage import replacing, write_whole
 
 PLOT = "acceptance.png"
 MODES = {
@@ -31,9 +32,7 @@ def write(
     if importlib.util.find_spec("matplotlib"):
         plot(evaluation, folder / PLOT)
         text += f"\n![accepted and in the pool, slot by slot]({PLOT})\n"
-    part = folder / "README.md.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / "README.md")
+    write_whole(folder / "README.md", text)
 
 
 def _card(trained: Trained, data: Data, target: TargetFile, encoding: str, evaluation: Evaluation, n_bytes: int) -> str:
@@ -123,6 +122,5 @@ def plot(evaluation: Evaluation, path: Path) -> None:
     axes.set(xlabel="slot", ylabel="share of blocks", ylim=(0, 1), xticks=list(slots))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="png")
-    part.replace(path)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from rich.filesize import decimal as size
 from localspec.errors import ModelError, OptionError
 from localspec.llama import Header
 from localspec.machine import ram
+from localspec.storage import free_bytes
 
 if TYPE_CHECKING:
     from localspec.distill.options import Options
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def check_disk(folder: Path, need: int, what: str) -> None:
     """Raises OptionError if `what` takes more than is free where `folder` is or will be."""
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(place).free
-    if need > free:
+    if need > (free := free_bytes(folder)):
         raise OptionError(
             f"{what} need {size(need)} more in {folder}, {size(free)} are free; ask for fewer tokens "
             "or choose another disk."

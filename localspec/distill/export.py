@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from localspec.distill.model import BlockConv, Drafter, DrafterConfig
 from localspec.distill.windows import answer_counts
 from localspec.errors import OptionError
+from localspec.storage import replacing
 
 if TYPE_CHECKING:
     from localspec.distill.start import TargetFile
@@ -62,25 +63,24 @@ def export(
     if encoding not in ENCODINGS:
         raise OptionError(f"Encoding {encoding!r} is not one of {', '.join(ENCODINGS)}.")
     reader = GGUFReader(target)
-    part = path.with_name(path.name + ".part")
-    writer = GGUFWriter(part, "dflash")
-    writer.add_name(name)
-    writer.add_file_type(ENCODINGS[encoding][1])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _add_shape(writer, drafter.config, n_ctx_train or _context_length(reader))
-    for key, value in (provenance or {}).items():
-        if isinstance(value, (str, int, float)):
-            writer.add_key_value(f"localspec.{key}", value, _value_type(value))
-        else:
-            writer.add_array(f"localspec.{key}", [float(x) for x in value])
-    _copy_tokenizer(writer, reader, drafter.config.mask_token)
-    for tensor_name, array in tensors(drafter):
-        _add_tensor(writer, tensor_name, array, ENCODINGS[encoding][0])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    part.replace(path)
+    with replacing(path) as part:
+        writer = GGUFWriter(part, "dflash")
+        writer.add_name(name)
+        writer.add_file_type(ENCODINGS[encoding][1])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _add_shape(writer, drafter.config, n_ctx_train or _context_length(reader))
+        for key, value in (provenance or {}).items():
+            if isinstance(value, (str, int, float)):
+                writer.add_key_value(f"localspec.{key}", value, _value_type(value))
+            else:
+                writer.add_array(f"localspec.{key}", [float(x) for x in value])
+        _copy_tokenizer(writer, reader, drafter.config.mask_token)
+        for tensor_name, array in tensors(drafter):
+            _add_tensor(writer, tensor_name, array, ENCODINGS[encoding][0])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def provenance(trained: Trained, data: Data, target: TargetFile) -> dict[str, Any]:

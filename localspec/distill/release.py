@@ -18,6 +18,7 @@ from localspec.distill.store import Data, read
 from localspec.distill.train import Trained
 from localspec.distill.windows import split
 from localspec.errors import OptionError
+from localspec.storage import write_whole
 
 REFERENCE = "q8_0"
 TOLERANCE = 0.01  # of the acceptance length a coarser encoding may lose
@@ -142,6 +143,4 @@ class _Work:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -30,6 +30,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from localspec.errors import MissingError, ModelError, OptionError
+from localspec.storage import write_whole
 
 Ids = NDArray[np.int32]
 Halves = NDArray[np.float16]
@@ -204,9 +205,7 @@ class Store:
         """Write meta.json into a fresh folder, compare it in a used one."""
         path = self.folder / "meta.json"
         if not path.exists():
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(asdict(self.meta), indent=1))
-            part.replace(path)
+            write_whole(path, json.dumps(asdict(self.meta), indent=1))
             return
         theirs, ours = asdict(_read_meta(self.folder)), asdict(self.meta)
         differs = [key for key in ours if key != "target" and theirs[key] != "" and theirs[key] != ours[key]]

@@ -33,6 +33,7 @@ from localspec.distill.start import Shape, TargetFile, embeddings, fresh_drafter
 from localspec.distill.store import ChatRecord, Data, read
 from localspec.distill.windows import Batch, Sampler, split
 from localspec.errors import MissingError, OptionError
+from localspec.storage import replacing, write_whole
 
 
 @dataclass
@@ -275,9 +276,8 @@ def _device(name: str | None) -> tuple[torch.device, torch.dtype]:
 
 
 def _save(state: dict[str, Any], path: Path) -> None:
-    part = path.with_suffix(".part")
-    torch.save(state, part)
-    part.replace(path)
+    with replacing(path) as part:
+        torch.save(state, part)
 
 
 # --- the stage -------------------------------------------------------------------------------
@@ -305,9 +305,7 @@ def train(target: Path, data: Path, run: Path, *, shape: Shape, options: Options
                 drafter = inherit(drafter, before.config, before.weights)
             trainer = Trainer(drafter, rows, run, options)
             trainer.train()
-            part = run / "trained.part"
-            part.write_text(json.dumps({**settings, **asdict(trainer.progress)}, indent=1))
-            part.replace(run / "trained.json")
+            write_whole(run / "trained.json", json.dumps({**settings, **asdict(trainer.progress)}, indent=1))
     except Timeout:
         raise OptionError(f"another process is training in {run}; wait for it.") from None
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError, OptionError
-from localspec.storage import cache_dir
+from localspec.storage import cache_dir, free_bytes, nearest
 
 if TYPE_CHECKING:
     from localspec.hub.registry import PairEntry
@@ -207,8 +207,7 @@ def cache() -> Iterator[Finding]:
 def _folder(name: str, folder: Path, variable: str) -> Finding:
     """A folder that is written to: its size, the room on its disk; `variable` moves it."""
     elsewhere = f"set {variable} to a folder that can be written"
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    existing, free = nearest(folder), free_bytes(folder)
     size = sum(map(_n_bytes, folder.rglob("*")))
     detail = f"{folder}: {size / GB:.2f} GB in it, {free / GB:.1f} GB free on the disk"
     try:

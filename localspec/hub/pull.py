@@ -7,7 +7,6 @@ gigabytes come.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,7 @@ from localspec.hub.registry import PairEntry, fits, get
 from localspec.hub.sources import FIRST_SHARD, SHARD, HubFile, PackageFile, Source, WheelMember
 from localspec.hub.transfer import AGAIN, Screen, Terminal, disk_errors
 from localspec.llama import Header, knows_architecture
+from localspec.storage import free_bytes
 
 __all__ = ["pull", "pull_pair", "pull_repository"]
 
@@ -140,7 +140,7 @@ def _plan(files: Sequence[huggingface.RemoteFile], screen: Screen) -> None:
         screen.say(f"{_gb(file.size)}  {file.repo}/{file.file}{' (is here)' if file.blob.exists() else ''}")
     if fits(sum(file.size for file in files)) is False:
         screen.say("note: by the size of these files, they are too large for the memory of this machine")
-    needed, free = sum(file.size - file.n_here for file in files), shutil.disk_usage(_existing(folder)).free
+    needed, free = sum(file.size - file.n_here for file in files), free_bytes(folder)
     screen.say(f"{_gb(needed)} to fetch into {folder}, {_gb(free)} free")
     if needed > free:
         raise MissingError(
@@ -200,10 +200,6 @@ def _fetch_all(files: Sequence[huggingface.RemoteFile], screen: Screen) -> None:
         huggingface.link(file)
         before += file.size
         progress(file.size)
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _gb(n: int) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.storage import cache_dir
+from localspec.storage import cache_dir, is_file
 
 PACKAGE = Path(__file__).parent.parent
 # The pairs' files are data: inside the package in a wheel, beside it in a checkout.
@@ -64,7 +64,7 @@ class WheelMember:
         return self.source_path().with_suffix(f".{self.encoding}.gguf")
 
     def path(self) -> Path | None:
-        return self.final_path() if self.final_path().is_file() else None
+        return self.final_path() if is_file(self.final_path()) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class PackageFile:
 
     def path(self) -> Path | None:
         path = HERE / self.file
-        return path if path.is_file() else None
+        return path if is_file(path) else None
 
 
 Source = WheelMember | HubFile | PackageFile

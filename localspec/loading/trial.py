@@ -6,7 +6,6 @@ check of ours can foresee them all; so the first load of a file happens in a chi
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from localspec.errors import ModelError
 from localspec.llama import system_info
-from localspec.storage import cache_dir
+from localspec.storage import recall, remember
 
 
 def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) -> None:
@@ -24,8 +23,8 @@ def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) 
     Files that a load refuses in the ordinary way pass here: the caller's own load will say why.
     """
     paths = [target.absolute(), *([drafter.absolute()] if drafter else [])]
-    verdict = _verdict_file(paths, gpu_layers)
-    if verdict.exists():
+    key = _identity(paths, gpu_layers)
+    if recall("probed", key) is not None:
         return
     command = [sys.executable, "-m", "localspec.loading.trial_child", str(gpu_layers), *map(str, paths)]
     child = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
@@ -33,25 +32,13 @@ def check_that_it_loads(target: Path, drafter: Path | None, *, gpu_layers: int) 
         names = " with ".join(path.name for path in paths)
         raise ModelError(f"llama.cpp crashes on {names} ({_last_words(child.stderr)}); download or convert it again.")
     if child.returncode == 0:
-        _remember(verdict)
+        remember("probed", key, "")
 
 
-def _verdict_file(paths: Sequence[Path], gpu_layers: int) -> Path:
-    """Where the verdict on these very files, on this build of llama.cpp, is kept."""
-    key = [system_info(), str(gpu_layers)]
-    for path in paths:
-        stat = path.stat()
-        key += [str(path), str(stat.st_size), str(stat.st_mtime_ns)]
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
-    return cache_dir() / "probed" / name
-
-
-def _remember(verdict: Path) -> None:
-    try:
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        verdict.touch()
-    except OSError:
-        return  # a read-only home only means to probe again next time
+def _identity(paths: Sequence[Path], gpu_layers: int) -> str:
+    """These very files on this build of llama.cpp."""
+    stats = [path.stat() for path in paths]
+    return repr((system_info(), gpu_layers, list(map(str, paths)), [(s.st_size, s.st_mtime_ns) for s in stats]))
 
 
 def _last_words(stderr: str) -> str:

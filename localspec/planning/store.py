@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 
 from localspec.engine.drafter import Drafter
 from localspec.engine.target import Target
 from localspec.planning.profile import PairProfile
-from localspec.storage import cache_dir
+from localspec.storage import recall, remember
+
+KIND = "profiles"
 
 
 class ProfileStore:
-    """Where the profile of one `key` (files, build, threads) lies between sessions."""
+    """The profile of one `key` (files, build, threads) between sessions.
+
+    A cache that cannot be used costs a measurement next time, no more.
+    """
 
     def __init__(self, key: str) -> None:
-        self.path = cache_dir() / "profiles" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        self._key = key
 
     def load(self, target: Target, drafter: Drafter) -> PairProfile | None:
         """What is kept, if it fits this pair."""
         try:
-            profile = PairProfile.from_json(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+            profile = PairProfile.from_json(json.loads(recall(KIND, self._key) or "null"))
+        except (ValueError, KeyError, TypeError):
             return None
         n_slots = {len(profile.costs.draft) - 1, len(profile.acceptance.promised), len(profile.draft_length.tokens)}
         return profile if profile.costs.most == target.draft_max and n_slots == {drafter.block_size - 1} else None
 
     def keep(self, profile: PairProfile) -> None:
-        """Write it down; a cache that cannot be written costs a measurement next time, no more."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(profile.to_json()), encoding="utf-8")
-            part.replace(self.path)
-        except OSError:
-            pass
+        """Write it down."""
+        remember(KIND, self._key, json.dumps(profile.to_json()))
