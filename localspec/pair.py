@@ -22,6 +22,7 @@ from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
+from localspec.planning.exactness import Promise
 from localspec.planning.planner import Planner
 from localspec.planning.profile import PairProfile
 from localspec.prompt import Prompt
@@ -92,6 +93,15 @@ class Pair:
         with self._turns.work():
             return self._planner.profile.get()
 
+    @property
+    def promise(self) -> Promise:
+        """What holds between the words with the drafter and those without, at default settings; str() says it.
+
+        Measured at first use.
+        """
+        with self._turns.work():
+            return self._planner.promise
+
     def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
         with self._turns.work():
@@ -122,6 +132,7 @@ class Pair:
 
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits)
+        self._planner.prepare()
         sampler = Sampler(settings.sampling)
         pool = self._planner.needs_pool(settings, lambda: self.engine.lag(ids))
         plan = self._planner.plan(settings, sampler, pool=pool)

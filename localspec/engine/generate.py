@@ -18,9 +18,10 @@ from localspec.engine.drafter import Drafter
 from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, Draft, depths
 from localspec.engine.plan import Plan
+from localspec.engine.reading import Reading
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
-from localspec.engine.target import N_BATCH, Target
+from localspec.engine.target import Target
 from localspec.errors import OptionError
 
 N_WAIT = 512  # rounds whose features may wait for their injection
@@ -38,11 +39,17 @@ class Prefill:
 
 
 class Engine:
-    """Target, drafter and the tokens they have in common: the one place that holds a generation's state."""
+    """Target, drafter and the tokens they have in common: the one place that holds a generation's state.
+
+    `reading` says how prompts are read, `drafts` what each round since `start` has verified.
+    """
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
+        self.reading = Reading()
         self.tokens: list[int] = []
+        self.drafts: list[Draft] = []
+        self._n_read = 0  # of the target's positions, the first ones that come from reading a prompt
         self._spec = False  # whether the drafter keeps up with the target
         self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
         self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
@@ -68,18 +75,18 @@ class Engine:
         """
         began = perf_counter()
         keep = self._rewind_to_common(prompt, spec)
-        self.tokens = list(prompt)
+        self.tokens, self.drafts, end = list(prompt), [], len(prompt) - 1
         self.target.expose_features(spec)
         self._spec = spec
-        for start in range(keep, len(prompt) - 1, N_BATCH):
-            chunk = self.tokens[start : min(start + N_BATCH, len(prompt) - 1)]
-            self.target.prefill(chunk)
+        for chunk in self.reading.chunks(keep, end):
+            self.target.prefill(self.tokens[chunk])
             if spec and self.drafter:
-                self.drafter.inject(self.target.features(slice(len(chunk))))
+                self.drafter.inject(self.target.features(slice(chunk.stop - chunk.start)))
             if progress:
-                progress(start + len(chunk), len(prompt) - 1)
+                progress(chunk.stop, end)
+        self._n_read = end if keep <= self._n_read else self._n_read
         self._in_sync = True
-        return Prefill(keep, len(prompt) - 1 - keep, perf_counter() - began)
+        return Prefill(keep, end - keep, perf_counter() - began)
 
     def round(self, plan: Plan, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
         """One round as `plan` wants it. Returns it and whether the answer ends with it."""
@@ -92,6 +99,7 @@ class Engine:
         drafted = perf_counter()
         draft = plan.select(lattice).head(room)
         selected = perf_counter()
+        self.drafts.append(draft)
         rows = self.target.verify(anchor, draft)
         verified = perf_counter()
         emitted, visited = self._accept(rows, draft, sampler)
@@ -153,15 +161,23 @@ class Engine:
             self.target.forget()
             if self.drafter:
                 self.drafter.forget()
+            self._n_read = 0
         self._in_sync = False
         keep = self._known(prompt)
         self._inject_pending(keep)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
-        keep = self.target.rewind(keep)
+        keep = self._rewind(self.reading.keeps(keep, self._n_read, len(prompt) - 1), len(prompt) - 1)
         if self.drafter:
             self.drafter.rewind(min(keep, self.drafter.n_past))
         return keep
+
+    def _rewind(self, n: int, end: int) -> int:
+        """Go back to `n` positions, or where that is not possible to a place from which reading on is fresh reading."""
+        kept = self.target.rewind(n)
+        if kept < n and self.reading.strict and self.reading.keeps(kept, self._n_read, end) < kept:
+            kept = self.target.rewind(0)
+        return kept
 
     def _known(self, prompt: Sequence[int]) -> int:
         """How many tokens of `prompt` the target holds, all but the last at most."""

@@ -16,7 +16,7 @@ class ProfileKeeper:
     """
 
     def __init__(self, engine: Engine, store: ProfileStore, *, acceptance_length: float | None = None) -> None:
-        self._engine, self._store, self._acceptance_length = engine, store, acceptance_length
+        self._engine, self._store, self.acceptance_length = engine, store, acceptance_length
         self.known: PairProfile | None = None  # so far
 
     @property
@@ -38,8 +38,8 @@ class ProfileKeeper:
             raise OptionError("there is nothing to tune without a drafter (-md) and some context (-c).")
         self._engine.forget()
         profile = PairProfile(measure.measure(target, drafter), drafter.block_size - 1)
-        if self._acceptance_length:
-            profile.expect(self._acceptance_length)
+        if self.acceptance_length:
+            profile.expect(self.acceptance_length)
         self._store.keep(profile)
         self.known = profile
         return profile
