@@ -24,7 +24,7 @@ class Reading:
 
     def keeps(self, n: int, n_read: int, end: int) -> int:
         """How many of `n` cells, the first `n_read` of them read and not said, serve a prompt that is read to `end`."""
-        if self.block == 1 or (n > n_read and not self.strict):
+        if self.block == 1 or (n > n_read + 1 and not self.strict):  # behind a prompt lies its last token in any case
             return n
         n = min(n, n_read)
         return n if n == n_read == end else n - n % self.block

@@ -2,9 +2,9 @@
 
 Where every pass was exact (see `planning.exactness`) bits are promised to be equal, and any difference is one.
 Elsewhere two nearly equal logits may swap because a wider pass rounds differently, and that has to be shown: both
-answers are decoded again up to the place where they part, one token at a time and in the very passes that were verified, without
-accepting anything. At a near-tie the plain token is the best of what is computed alone, the other one the best of what
-is computed in the pass. Behind it both go on with the plain answer, so that later places are judged, too.
+answers are decoded again up to the place where they part, one token at a time and in the very passes that were
+verified, without accepting anything. At a near-tie the plain token is the best of what is computed alone, the other one
+the best of what is computed in the pass. Behind it both go on with the plain answer: later places are judged, too.
 """
 
 from __future__ import annotations

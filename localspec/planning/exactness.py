@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from time import process_time
 
 import numpy as np
@@ -41,6 +41,7 @@ WIDTHS = (
     32,
     33,
 )  # kernels change at powers of two, and at what remains of them
+N_SEEN, SURE = 16, 4  # tokens seen in passes of each width at least; the widest that is looked at however long it takes
 BUDGET_S = 3.0  # of each thread's CPU time, for the widths: a busy machine must not promise less for ever
 LOSS = 0.03  # of the rate, up to which answers keep to exact passes by themselves
 REPEATED = 0.9  # chance of a token that followed the last time, where the text repeats itself
@@ -110,7 +111,8 @@ class ExactnessKeeper:
             found = Exactness(**json.loads(recall(KIND, self._key) or "null"))
         except (ValueError, TypeError):
             return None
-        return found if found.width >= 1 and found.block >= 1 else None
+        valid = isinstance(found.width, int) and isinstance(found.block, int) and min(found.width, found.block) >= 1
+        return found if valid else None
 
     def _measured(self) -> Exactness:
         self._engine.forget()
@@ -134,11 +136,11 @@ def measure(target: Target) -> Exactness:
     Nothing is known, and nothing promised, where the context is too small to measure in.
     """
     depth = DEPTH_ON_GPU if target.model.on_gpu else DEPTH
-    if target.n_ctx <= max(2 * BLOCK + 1, depth + 2 * (target.draft_max + 1)):
+    if target.n_ctx <= max(2 * BLOCK + 1, depth + 3 * target.n_verified):
         return Exactness()
     try:
         probe = _Probe(target)
-        return replace(probe.reading(), width=probe.width(depth))
+        return probe.reading(probe.width(depth))
     finally:
         target.context.want_hidden(False)
         target.forget()
@@ -147,55 +149,63 @@ def measure(target: Target) -> Exactness:
 class _Probe:
     """Decodes the same tokens in different ways. A token's bits are its logits and what the head reads.
 
-    Rounding 8-bit activations hides most differences from the logits of one token, and none from those of a long text.
+    8-bit activations hide most differences from the logits; what the head reads is rounded to nothing.
     """
 
     def __init__(self, target: Target) -> None:
         self._target, n_vocab = target, target.model.vocab.n_tokens
-        n = DEPTH_ON_GPU + target.draft_max + 2
+        n = DEPTH_ON_GPU + 3 * target.n_verified
         self._text: list[int] = np.random.default_rng(0).integers(0, n_vocab, n).tolist()
-        self._n_past = 0
+        self._n_past, self._all_exact = 0, True
 
     def width(self, depth: int) -> int:
         """The widest pass such that it and all narrower ones are exact; on a slow machine as far as that was seen."""
-        most, began = self._target.draft_max + 1, process_time()
-        budget = BUDGET_S * self._target.context.n_threads
+        target = self._target
+        most, began, width = target.n_verified, process_time(), 1
         alone: list[NDArray[np.uint32]] = []
-        width = 1
         for n in sorted({min(n, most) for n in (*WIDTHS, most)} - {1}):
             if n > len(alone):
                 self._fill([depth])
-                alone = self._alone(min(9, most) if n <= 9 else most)
-            if process_time() - began > budget or not self._is_exact(n, alone):
+                alone = self._alone(max(n, min(N_SEEN, most)) if n <= N_SEEN else most)
+            if n > SURE and process_time() - began > BUDGET_S * target.context.n_threads:
+                break
+            self._all_exact = self._is_exact(n, alone)
+            if not self._all_exact:
                 break
             width = n
         return width
 
-    def reading(self) -> Exactness:
-        """How passes over prompts agree with each other."""
+    def reading(self, width: int) -> Exactness:
+        """How passes over prompts agree with each other, `width` being measured already."""
         ways = [2 * BLOCK], [BLOCK, BLOCK], [2 * BLOCK - N_SAID] + [1] * N_SAID
         whole, blocks, said = (self._behind(way) for way in ways)
         agree = np.array_equal(whole, blocks)
         in_blocks = agree and not self._target.model.on_gpu  # there kernels are chosen by widths far beyond these
-        return Exactness(reading=agree and np.array_equal(whole, said), block=BLOCK if in_blocks else N_BATCH)
+        everything = self._all_exact and np.array_equal(whole, said)
+        return Exactness(width, in_blocks and everything, BLOCK if in_blocks else N_BATCH)
 
     def _is_exact(self, n: int, alone: Sequence[NDArray[np.uint32]]) -> bool:
-        """Whether a pass over `n` tokens is: a chain with leaves beside it that say its first token once more."""
-        text = self._text[self._n_past :][:n]
+        """Whether passes over `n` tokens are: chains with leaves beside them that say the first token once more."""
+        self._back()
         n_leaves = min(n // 3, MAX_LEAVES - 1) if self._target.can_branch else 0
-        chain = text[1 : n - n_leaves]
-        parents = [*range(-1, len(chain) - 1), *[-1] * n_leaves]
-        rows = self._rows(Tree([*chain, *[text[1]] * n_leaves], parents, []))
-        return all(map(np.array_equal, rows, [*alone[: n - n_leaves], *[alone[1]] * n_leaves]))
+        n_chain = n - n_leaves
+        parents = [*range(-1, n_chain - 2), *[-1] * n_leaves]
+        for start in range(0, max(1, len(alone) - n + 1), n_chain):
+            anchor, *chain = self._text[self._target.n_past :][:n_chain]
+            rows = self._verified(anchor, Tree([*chain, *chain[:1] * n_leaves], parents, []), range(n_chain))
+            expected = [*alone[start : start + n_chain], *[alone[start + 1]] * n_leaves]
+            if not all(map(np.array_equal, rows, expected)):
+                return False
+            if start + n_chain >= N_SEEN:
+                break
+        return True
+
+    def _back(self) -> None:
+        if self._target.rewind(self._n_past) < self._n_past:  # a recurrent state
+            self._fill([self._n_past])
 
     def _alone(self, n: int) -> list[NDArray[np.uint32]]:
         return [self._verified(token, NOTHING)[0] for token in self._text[self._n_past :][:n]]
-
-    def _rows(self, draft: Draft) -> list[NDArray[np.uint32]]:
-        """Bits of a pass behind what `_fill` has read."""
-        if self._target.rewind(self._n_past) < self._n_past:  # a recurrent state
-            self._fill([self._n_past])
-        return self._verified(self._text[self._n_past], draft)
 
     def _behind(self, passes: Sequence[int]) -> NDArray[np.uint32]:
         """Bits of the token behind a text that is read in `passes`."""
@@ -210,11 +220,12 @@ class _Probe:
             target.prefill(self._text[target.n_past :][:n])
         target.context.want_hidden(True)
 
-    def _verified(self, anchor: int, draft: Draft) -> list[NDArray[np.uint32]]:
+    def _verified(self, anchor: int, draft: Draft, kept: Sequence[int] = (0,)) -> list[NDArray[np.uint32]]:
+        """Bits of a pass, of which the rows `kept` stay."""
         n = len(draft.tokens) + 1
         logits = self._target.verify(anchor, draft)
         rows = np.concatenate((self._target.context.hidden(n), logits), axis=1).view(np.uint32)
-        self._target.commit([0])
+        self._target.commit(kept)
         return list(rows)
 
 
