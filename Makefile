@@ -8,15 +8,16 @@ INSTALL := $(BIN)/python -m pip -qq install
 CUDA_WANTED := $(filter-out 0,$(CUDA))
 LLAMA := .venv/.llama$(if $(CUDA_WANTED),-cuda)
 
-.PHONY: help chat test lint setup clean
+.PHONY: help chat test lint sanitize setup clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make chat    set everything up and talk with the default model (CUDA=1 for NVIDIA)"
-	@echo "make test    set everything up and run the tests"
-	@echo "make lint    check style, format and types"
-	@echo "make setup   set everything up, no more"
-	@echo "make clean   remove what these have made here"
+	@echo "make chat      set everything up and talk with the default model (CUDA=1 for NVIDIA)"
+	@echo "make test      set everything up and run the tests"
+	@echo "make lint      check style, format and types"
+	@echo "make sanitize  run the tests of the native part with sanitizers (GCC)"
+	@echo "make setup     set everything up, no more"
+	@echo "make clean     remove what these have made here"
 
 chat: setup
 	@$(BIN)/localspec pull
@@ -30,6 +31,9 @@ lint: .venv/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+sanitize: .venv/.dev
+	@tools/sanitize.sh
 
 setup: .venv/.setup
 
@@ -47,7 +51,7 @@ $(LLAMA): pyproject.toml tools/build_llama.py | .venv/.pip
 	$(BIN)/python tools/build_llama.py $(if $(CUDA_WANTED),--cuda)
 	@rm -f .venv/.llama* && touch $@
 
-.venv/.setup: pyproject.toml $(LLAMA)
+.venv/.setup: pyproject.toml setup.py $(wildcard localspec/native/*) $(LLAMA)
 	$(INSTALL) --editable .
 	@touch $@
 

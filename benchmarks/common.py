@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import prompt_sets
+
 from localspec.evaluation import prompts
 from localspec.loading.load import load
 from localspec.pair import Pair
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -18,7 +18,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("-m", "--model", help="target GGUF (default: the default pair)")
     parser.add_argument("-md", "--model-draft", help="drafter GGUF")
     parser.add_argument("-t", "--threads", type=int, help="CPU threads (default: physical cores)")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the prompt sets (JSONL)")
+    parser.add_argument("--data", type=Path, help="folder of prompt sets, NAME.jsonl (default: they are fetched once)")
     return parser
 
 
@@ -28,4 +28,4 @@ def load_pair(args: argparse.Namespace, *, n_ctx: int = 4096) -> Pair:
 
 def read_set(args: argparse.Namespace, name: str, count: int | None = None) -> list[str]:
     """The first `count` prompts of a set, e.g. `mt_bench`."""
-    return prompts.read(args.data / f"{name}.jsonl")[:count]
+    return prompts.read(prompt_sets.path_of(name, args.data))[:count]

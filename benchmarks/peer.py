@@ -47,8 +47,9 @@ from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from common import arguments, load_pair
+from prompt_sets import path_of
 
-from localspec.cli.terminal import progress
+from localspec.cli.console import progress
 from localspec.errors import BackendError, LocalspecError, OptionError
 from localspec.evaluation import prompts as prompt_files
 from localspec.evaluation.bench import machine
@@ -312,7 +313,7 @@ def report(answers: dict[str, Answers], best: str, files: Sequence[str]) -> dict
 
 def read_prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Texts, and the name of the file each is from: as many of each file, evenly spaced over it."""
-    paths = args.files or [args.data / "mt_bench.jsonl", args.data / "humaneval.jsonl"]
+    paths = args.files or [path_of(name, args.data) for name in ("mt_bench", "humaneval")]
     share = -(-args.prompts // len(paths))
     pairs = [(text, path.stem) for path in paths for text in spread(prompt_files.read(path), share)]
     return [text for text, _ in pairs], [name for _, name in pairs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from localspec.engine.stats import Stats
 from localspec.turns import Turns
@@ -14,11 +13,14 @@ SHOWN = 60  # characters of an answer that its repr shows
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one round added: `text` that is now certain, `tokens`, and how many of these the drafter had guessed."""
+    """What one round added: `text` of the answer and `reasoning` before it that are now certain, `tokens`, and how many
+    of these the drafter had guessed.
+    """
 
     text: str
     tokens: list[int]
     n_accepted: int
+    reasoning: str = ""
 
     @property
     def drafted(self) -> list[bool]:
@@ -28,14 +30,16 @@ class Chunk:
 
 @dataclass(repr=False)
 class Result:
-    """An answer. `tokens` has everything the target said, an end-of-generation token included; `finish_reason` is
-    "stop", "length", "context" (the context is full) or "cancelled".
+    """An answer: its `text`, and in `reasoning` what the model thought before it, where its chat template sets that off
+    (`<think>`, channels). `tokens` has everything the target said, an end-of-generation token included; `finish_reason`
+    is "stop", "length", "context" (the context is full) or "cancelled".
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str = "cancelled"
     stats: Stats = field(default_factory=Stats)
+    reasoning: str = ""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= SHOWN else f"{self.text[: SHOWN - 1]}…"
@@ -61,17 +65,26 @@ class Stream(Iterator[Chunk]):
         """The next round's chunk. Raises OptionError where another answer has taken this one's place."""
         if self._has_ended:
             raise StopIteration
-        with self._turns.work(self, begins=not self._has_begun):
+        work = object()
+        try:
+            self._turns.begin(work, self, first=not self._has_begun)
             self._has_begun = True
-            try:
-                chunk = next(self._chunks, None)
-            except BaseException:
-                self.close()
-                raise
-            if chunk is None:
-                self.close()
+            chunk = self._advance()
+        finally:
+            self._turns.leave(work)
         if chunk is None:
             raise StopIteration
+        return chunk
+
+    def _advance(self) -> Chunk | None:
+        """The next chunk, None at the end; that and any error are the end of the answer."""
+        try:
+            chunk = next(self._chunks, None)
+        except BaseException:
+            self.close()
+            raise
+        if chunk is None:
+            self.close()
         return chunk
 
     def close(self) -> None:
@@ -82,12 +95,7 @@ class Stream(Iterator[Chunk]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +12,9 @@ from typing import Protocol, Unpack
 
 from localspec.answer import Result, Stream
 from localspec.errors import OptionError
-from localspec.llama import Vocab
 from localspec.options import Options, with_options
 from localspec.prompt import need_template
-from localspec.text import ChatTemplate, Message
+from localspec.template import ChatTemplate, Message
 
 
 class Speaker(Protocol):
@@ -25,12 +23,16 @@ class Speaker(Protocol):
     @property
     def template(self) -> ChatTemplate | None: ...
     @property
-    def vocab(self) -> Vocab: ...
-    @property
     def target_path(self) -> Path: ...
     def stream(self, prompt: list[int], **options: Unpack[Options]) -> Stream: ...
     def ensure_open(self) -> None: ...
     def reading(self) -> AbstractContextManager[None]: ...
+
+
+def answer_message(result: Result) -> Message:
+    """An answer as a message of the conversation, for the template to show again as it sees fit."""
+    message = {"role": "assistant", "content": result.text}
+    return message | {"reasoning_content": result.reasoning} if result.reasoning else message
 
 
 @dataclass
@@ -111,27 +113,20 @@ class Chat:
         """Bring what has been said of the open turn's answer into the conversation."""
         turn = self._open
         if turn and turn.result.tokens:
-            answer: Message = {"role": "assistant", "content": turn.result.text}
+            answer = answer_message(turn.result)
             if not turn.is_written:
                 self._messages, turn.is_written = [*turn.asked, answer], True
             elif len(self._messages) > len(turn.asked):  # else the user has shortened the list meanwhile
                 self._messages[len(turn.asked)] = answer
 
-    def _words(self, result: Result) -> list[int]:
-        """The answer as it was said, or made from its text where that was cut short (at a stop string)."""
-        vocab = self.pair.vocab
-        said = [token for token in result.tokens if not vocab.is_eog(token)]
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # as the stream: half a character is dropped
-        spoken = decode(b"".join(map(vocab.piece, said)))
-        return said if spoken == result.text else vocab.tokenize(result.text)
-
     def _tokens(self, rendered: str) -> list[int]:
         """Tokens of the conversation: as they were said up to the last answer, then the text that is new."""
         if self._said:
             last = self._said[-1]
-            text = last.rendered + last.result.text
+            said, words = self._template.said(last.result.tokens, last.result.text)
+            text = last.rendered + said
             if rendered.startswith(text):
-                return last.ids + self._words(last.result) + self._template.tokenize(rendered[len(text) :])
+                return last.ids + words + self._template.tokenize(rendered[len(text) :], continues=True)
         return self._template.tokenize(rendered)  # the template rewrites old turns: re-read from where it differs
 
     def undo(self) -> str:

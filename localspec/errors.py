@@ -29,3 +29,7 @@ class PairError(LocalspecError):
 
 class TemplateError(LocalspecError):
     """The chat template is missing, broken, or refuses these messages."""
+
+
+class LocalspecWarning(UserWarning):
+    """Something is not as good as it could be; one sentence, like an error's."""

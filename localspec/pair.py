@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Unpack, cast
 
 import numpy as np
@@ -22,11 +21,12 @@ from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
-from localspec.planning.exactness import Promise
-from localspec.planning.planner import Planner
+from localspec.planning.exactness import Exactness, Promise
+from localspec.planning.plans import Plans
 from localspec.planning.profile import PairProfile
 from localspec.prompt import Prompt
-from localspec.text import ChatTemplate, TextStream
+from localspec.template import ChatTemplate
+from localspec.text import TextStream
 from localspec.turns import Turns
 
 
@@ -35,7 +35,7 @@ class Parts:
     """What a pair is made of. `loading` opens them from files; `free` closes them again."""
 
     engine: Engine
-    planner: Planner
+    plans: Plans
     vocab: Vocab
     template: ChatTemplate | None
     target_path: Path
@@ -46,16 +46,16 @@ class Parts:
 class Pair:
     """A loaded target with its drafter (or none). Made by `load`; a context manager that frees both.
 
-    Any thread may use it. It gives one answer at a time: what asks while an answer is under way in another thread waits
-    until that has ended, or has been left alone for ten seconds. In one and the same thread a new answer ends the one
-    before. (With asyncio: `await asyncio.to_thread(pair.generate, prompt)`.) It cannot be used in a forked process.
+    Any thread may use it. It gives one answer at a time: who asks while one is under way in another thread waits until
+    that has ended, or has been left alone for ten seconds. In one and the same thread a new answer ends the one before.
+    With asyncio: `await asyncio.to_thread(pair.generate, prompt)`. In a forked process it raises BackendError.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.target_path, self.drafter_path = parts.target_path, parts.drafter_path
         self.vocab, self.template = parts.vocab, parts.template
         self.path: str | Select = "auto"  # how to choose from the pool where an answer does not say
-        self.engine, self._planner, self._free = parts.engine, parts.planner, parts.free
+        self.engine, self._plans, self._free = parts.engine, parts.plans, parts.free
         self._turns = Turns()
 
     @property
@@ -75,7 +75,7 @@ class Pair:
     @property
     def drafting(self) -> Drafting | None:
         """What can be drafted; None without a drafter."""
-        return self._planner.drafting
+        return self._plans.drafting
 
     @property
     def block_size(self) -> int:
@@ -88,10 +88,16 @@ class Pair:
 
         None without a drafter, and where the context is too small to measure in.
         """
-        if known := self._planner.profile.known:
+        if known := self._plans.profile.known:
             return known
         with self._turns.work():
-            return self._planner.profile.get()
+            return self._plans.profile.get()
+
+    @property
+    def exactness(self) -> Exactness:
+        """Which passes give each token the bits it has alone. Measured at first use."""
+        with self._turns.work():
+            return self._plans.prepare()
 
     @property
     def promise(self) -> Promise:
@@ -100,12 +106,12 @@ class Pair:
         Measured at first use.
         """
         with self._turns.work():
-            return self._planner.promise
+            return self._plans.promise
 
     def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""
         with self._turns.work():
-            return self._planner.profile.measure()
+            return self._plans.profile.measure()
 
     @with_options
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -131,27 +137,32 @@ class Pair:
         return Stream(self._chunks(ids, settings, result), result, self._turns)
 
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
-        text = TextStream(self.vocab, settings.limits)
-        self._planner.prepare()
+        text = TextStream(self.vocab, settings.limits, self.template.parser(ids) if self.template else None)
+        self._plans.prepare()
         sampler = Sampler(settings.sampling)
-        pool = self._planner.needs_pool(settings, lambda: self.engine.lag(ids))
-        plan = self._planner.plan(settings, sampler, pool=pool)
+        pool = self._plans.needs_pool(settings, lambda: self.engine.lag(ids))
+        plan = self._plans.plan(settings, sampler, pool=pool)
         prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(self.engine, plan=plan, sampler=sampler, clip=text.clip):
             result.stats.add(round)
             result.stats.n_parked += round.n_drafted == 0 and plan.is_parked
             piece = text.text() + (text.flush() if text.finish_reason else "")
+            thought = text.reasoning()
             result.text += piece
+            result.reasoning += thought
             result.tokens += round.tokens
-            yield Chunk(piece, round.tokens, round.n_accepted)
+            yield Chunk(piece, round.tokens, round.n_accepted, thought)
         result.finish_reason = text.finish_reason or "context"
-        if rest := text.flush():
+        rest, thought = text.flush(), text.reasoning()
+        if rest or thought:
             result.text += rest
-            yield Chunk(rest, [], 0)
+            result.reasoning += thought
+            yield Chunk(rest, [], 0, thought)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that remembers its turns. Raises TemplateError if the model has no chat template."""
+        self.ensure_open()
         return Chat(self, system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -190,18 +201,13 @@ class Pair:
         Waits for the end of a round in another thread; the answer it belongs to then raises BackendError.
         """
         if self._turns.close():
-            self._planner.profile.keep()
+            self._plans.profile.keep()
             self._free()
 
     def __enter__(self) -> Pair:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Vocab
-from localspec.text import ChatTemplate, Message, encode_plain
+from localspec.template import ChatTemplate, Message
+from localspec.text import encode_plain
 
 Prompt = str | Sequence[Message] | Sequence[int]
 

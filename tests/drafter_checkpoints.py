@@ -24,7 +24,7 @@ import tiny
 import torch
 from safetensors.torch import save_file
 
-from localspec.convert.drafter_tensors import OWN, names
+from localspec.dflash.format import OWN, tensor_names
 from localspec.distill.start import TargetFile
 
 EXPECTED = Path(__file__).with_suffix(".json")
@@ -170,7 +170,7 @@ def values(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def write_checkpoint(folder: Path, form: Form) -> Path:
     """Write the checkpoint of a form into the new folder `folder`."""
     dflash2 = form.config["architectures"] == ["DFlash2DraftModel"]
-    table = names(2, dflash2=dflash2, sinks=form.sinks) | {name: OWN[name] for name in form.own}
+    table = tensor_names(2, dflash2=dflash2, sinks=form.sinks) | {name: OWN[name] for name in form.own}
     tensors = {
         name: values(tuple(SIZES[axis] for axis in axes.split()), seed).to(form.dtype)
         for seed, (name, (_, axes)) in enumerate(table.items())

@@ -20,7 +20,7 @@ from localspec.engine.lattice import Lattice
 from localspec.engine.plan import Drafting
 from localspec.pair import Pair, Parts
 from localspec.planning.exactness import Exactness
-from localspec.planning.planner import Planner
+from localspec.planning.plans import Plans
 
 N_VOCAB = 24
 EOG = 0
@@ -249,7 +249,18 @@ class FakeTemplate:
     ROLES: ClassVar = {"system": "s", "user": "u", "assistant": "v"}
 
     def __init__(self, vocab: FakeVocab) -> None:
-        self.tokenize = vocab.tokenize
+        self._vocab = vocab
+
+    def tokenize(self, rendered: str, *, continues: bool = False) -> list[int]:
+        return self._vocab.tokenize(rendered)
+
+    def parser(self, prompt: Sequence[int]) -> None:
+        """Nothing is set apart from the answer."""
+
+    def said(self, tokens: Sequence[int], answer: str) -> tuple[str, list[int]]:
+        words = [token for token in tokens if token != EOG]
+        spoken = b"".join(map(self._vocab.piece, words)).decode()
+        return answer, words if spoken == answer else self._vocab.tokenize(answer)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         return "".join(self.ROLES[one["role"]] + one["content"] for one in messages) + self.ROLES["assistant"]
@@ -291,7 +302,7 @@ def pair_of_fakes(target: FakeTarget | None = None, *, drafted: bool = True) -> 
     freed: list[int] = []
     parts = Parts(
         engine=Engine(target, drafter),
-        planner=Planner(drafting, keeper, FakeExactness()),
+        plans=Plans(drafting, keeper, FakeExactness()),
         vocab=vocab,
         template=FakeTemplate(vocab),
         target_path=Path("target.gguf"),

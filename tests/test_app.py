@@ -54,7 +54,7 @@ def test_run_puts_the_answer_alone_on_stdout(files: tuple[str, ...]) -> None:
 
 def test_run_json_has_the_promised_fields(files: tuple[str, ...]) -> None:
     answer = json.loads(call("run", *files, "-p", "abc", "-n", "20", "--path", "greedy", "--json").stdout)
-    assert set(answer) == {"text", "tokens", "finish_reason", "stats"}
+    assert set(answer) == {"text", "reasoning", "tokens", "finish_reason", "stats"}
     assert len(answer["tokens"]) == answer["stats"]["predicted_n"] == 20
     assert answer["finish_reason"] == "length"
     assert answer["stats"]["draft_n"] > 0
@@ -66,6 +66,8 @@ def test_run_reads_stdin_and_files(files: tuple[str, ...], tmp_path: Path) -> No
         call("run", *files, "-n", "9", "-p", "abc"),
         call("run", *files, "-n", "9", "-f", str(tmp_path / "p.txt")),
         call("run", *files, "-n", "9", stdin="abc"),
+        call("run", *files, "-n", "9", stdin="\ufeffabc\n"),
+        call("chat", *files, "-n", "9", stdin="\ufeffabc\n"),
     ]
     assert len({done.stdout for done in given}) == 1
 

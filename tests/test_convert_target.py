@@ -24,7 +24,7 @@ from localspec.convert.target import convert
 from localspec.errors import LocalspecError, ModelError
 from localspec.llama import Context, Model
 from localspec.llama.binding import C
-from localspec.text import ChatTemplate
+from localspec.template import ChatTemplate
 
 TOLERANCE = 1e-4  # of the logits' standard deviation, both sides in float32; found: 3e-6 to 4e-5
 # Keys that llama.cpp's converter leaves to llama.cpp's defaults if a tokenizer has no post-processor.

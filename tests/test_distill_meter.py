@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from localspec.distill import meter
+from localspec import progress
 from localspec.distill.meter import Meter, duration
 
 
@@ -32,7 +32,7 @@ def test_a_terminal_gets_a_bar(
 ) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(
-        meter, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100, color_system=None)
+        progress, "Console", lambda **_: Console(file=screen, force_terminal=True, width=100, color_system=None)
     )
     with Meter("working", 100, tmp_path / "log.jsonl") as bar:
         bar.report(50, "step 7", {})

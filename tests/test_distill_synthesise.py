@@ -16,7 +16,7 @@ import tiny
 from localspec.distill.chats import Chat, Chats, Recipe, Repeats, Script, Setting
 from localspec.distill.store import N_CANDIDATES, NONE, Meta, Store, read
 from localspec.distill.synthesise import candidates, choose, default_layers, synthesise
-from localspec.errors import MissingError, ModelError, OptionError, TemplateError
+from localspec.errors import MissingError, ModelError, OptionError, PairError, TemplateError
 from localspec.llama import Context, Model
 
 END = 2  # <|im_end|>
@@ -219,7 +219,7 @@ def test_candidates_are_the_best_within_reach() -> None:
     assert many["id"].tolist() == list(range(99, 99 - N_CANDIDATES, -1))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "qwen2"])
 def test_features_are_those_of_decoding_the_chat_alone(tmp_path: Path, arch: str) -> None:
     target = tiny.write_target(tmp_path / "target.gguf", arch, eog_bias=1.0)
     prompts = ["tell me of the <|im_end|> other"]
@@ -229,7 +229,7 @@ def test_features_are_those_of_decoding_the_chat_alone(tmp_path: Path, arch: str
     data = read(tmp_path / "data")
     assert tally.n_tokens == len(data.tokens) >= 1500
     assert data.meta.layers == (1, 3)
-    with Model(target) as model, Context(model, n_ctx=256, n_batch=256) as ctx:
+    with Model(target) as model, Context(model, n_ctx=256, n_batch=256, layers=[1, 3]) as ctx:
         script = Script.of(model.chat_template, model.vocab)
         assert script.head == model.vocab.tokenize("<|im_start|>user\n", parse_special=True)
         for layer in data.meta.layers:
@@ -302,8 +302,6 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
         synthesise(path, tmp_path / "data", n_tokens=100, **options)  # type: ignore[arg-type]
 
     fine = tiny.write_target(tmp_path / "fine.gguf")
-    with pytest.raises(ModelError, match="does not expose the layer inputs of qwen2 models"):
-        attempt(tiny.write_target(tmp_path / "qwen2.gguf", "qwen2"))
     with pytest.raises(TemplateError, match="no chat template"):
         attempt(tiny.write_target(tmp_path / "bare.gguf", chat_template=None))
     with pytest.raises(TemplateError, match="does not show each message once"):
@@ -316,6 +314,9 @@ def test_what_cannot_serve_is_refused(tmp_path: Path) -> None:
         attempt(tmp_path / "absent.gguf")
     with pytest.raises(OptionError, match="B are free; ask for fewer tokens"):
         synthesise(fine, tmp_path / "data", n_tokens=10**15)
+    other = tiny.write_target(tmp_path / "qwen2.gguf", "qwen2")
+    with pytest.raises(PairError, match="layer 0 of qwen2 models"):
+        synthesise(other, tmp_path / "other", n_tokens=100, layers=[0, 1])
 
 
 @pytest.mark.parametrize(("n_layer", "layers"), [(30, [2, 11, 19, 28]), (5, [2, 3]), (2, [1]), (1, [0])])

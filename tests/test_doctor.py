@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
 
-from localspec import llama, machine
+from localspec import llama, machine, storage
 from localspec.cli.main import main
 from localspec.evaluation import doctor
 from localspec.evaluation.doctor import Check, Finding
@@ -23,7 +23,10 @@ from localspec.llama import Device, binding
 from localspec.machine import Pool
 from localspec.storage import cache_dir
 
-NAMES = ["python", "llama-cpp-python", "build", "cpu", "amx", "devices", "cache", "pairs", "torch", "self-test"]
+NAMES = [
+    *("python", "llama-cpp-python", "build", "cpu", "amx", "kernels"),
+    *("devices", "cache", "pairs", "torch", "self-test"),
+]
 HUB_CACHE = "Hugging Face cache"
 
 
@@ -109,7 +112,7 @@ def test_a_broken_llama_cpp_is_one_finding(nothing_here: Path, tmp_path: Path, n
     assert detail in failed[0]["detail"]
     assert step in failed[0]["next"]
     skipped = [line["name"] for line in report if line["detail"].startswith("not checked")]
-    assert skipped == ["build", "cpu", "amx", "devices", "pairs", "self-test"]
+    assert skipped == ["build", "cpu", "amx", "kernels", "devices", "pairs", "self-test"]
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +260,7 @@ def test_a_cache_that_cannot_be_written(nothing_here: Path) -> None:
 
 
 def test_a_full_disk(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 10**8}))
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5 * 10**8}))
     for finding in doctor.cache():
         assert (finding.status, "make room" in str(finding.next)) == ("warn", True)
 

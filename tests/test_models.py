@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from localspec.cli.main import main
-from localspec.dflash import compat
 from localspec.errors import MissingError, OptionError
 from localspec.hub import registry
 from localspec.hub.sources import HubFile, PackageFile, WheelMember
@@ -42,7 +41,6 @@ def test_the_default_pair_is_listed() -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_a_pair_says_what_is_needed_and_nothing_odd(entry: registry.PairEntry) -> None:
-    assert entry.arch in compat.TARGET_ARCHS
     assert entry.drafter_kind in {"dflash1", "dflash2"}
     assert entry.block_size in {8, 16}
     assert entry.thinking in {"on", "off", "none", None}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "localspec", "models", "convert", "cli.py", "Makefile", "tools")
+SOURCES = (
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+    "localspec",
+    "models",
+    "convert",
+    "cli.py",
+    "Makefile",
+    "tools",
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +38,23 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     for path in (ROOT / name for name in SOURCES):
         if path.is_dir():
-            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         elif path.exists():
             shutil.copy(path, folder)
     return folder
 
 
+def build_wheel(checkout: Path, folder: str, **environment: str) -> Path:
+    build = f"import setuptools.build_meta as b; b.build_wheel({folder!r})"
+    (checkout / folder).mkdir()
+    environment = os.environ | environment
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True, env=environment)
+    return next((checkout / folder).glob("*.whl"))
+
+
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
-    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
-    (checkout / "dist").mkdir()
-    subprocess.run([sys.executable, "-c", build], cwd=checkout, check=True, capture_output=True)
-    return next((checkout / "dist").glob("*.whl"))
+    return build_wheel(checkout, "dist")
 
 
 def python(code: str, folder: Path) -> str:
@@ -64,6 +82,29 @@ def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> N
     assert {f"localspec/models/{path.relative_to(ROOT / 'models').as_posix()}" for path in described} <= names
 
 
+def natives(wheel: Path) -> list[str]:
+    """What a wheel holds of the native part."""
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if "native" in name and not name.endswith((".py", "LICENSE"))]
+
+
+def test_wheel_has_the_native_part_and_not_its_sources(wheel: Path) -> None:
+    assert natives(wheel) == ["localspec/llama/liblocalspec_native.so"]
+
+
+@pytest.mark.parametrize("environment", [{"CXX": "false", "PATH": ""}, {"CXX": "false"}], ids=["no", "a failing"])
+def test_wheel_with_such_a_compiler_is_without_it(
+    checkout: Path, tmp_path: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    wheel = build_wheel(checkout, request.node.callspec.id, **environment)
+    assert natives(wheel) == []
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    printed = python("from localspec.llama import native; print(native.__file__, native.state())", tmp_path)
+    assert printed.startswith(str(tmp_path))
+    assert "installed without it" in printed
+
+
 def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
@@ -76,6 +117,59 @@ def test_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
 def test_a_checkout_needs_no_install(checkout: Path) -> None:
     code = "import cli, localspec.convert; from localspec.hub import registry; print(registry.names())"
     assert "smollm2-135m" in python(code, checkout)
+
+
+# ---- types, as a user's checker sees them
+
+USER = """
+import localspec as ls
+from localspec.hub import registry
+
+reveal_type(registry.get("smollm2-135m"))
+with ls.load("smollm2-135m") as pair:
+    reveal_type(pair)
+    reveal_type(pair.generate("x", max_tokens=3, temperature=0.5).text)
+    reveal_type(next(pair.stream("x")).drafted)
+    with pair.stream("x") as stream:
+        reveal_type([chunk.tokens for chunk in stream])
+        reveal_type(stream.result.stats.acceptance_length)
+    chat = pair.chat(system="y")
+    reveal_type(chat.send("x", stop=["a"]).finish_reason)
+    chat.messages = [{"role": "user", "content": "x"}]
+    reveal_type(chat.undo())
+    pair.generate("x", path=lambda pool: ls.Chain([int(pool.ids[0, 0])], [1.0]))
+    pair.generate("x", max_token=3)
+    pair.generate("x", max_tokens="3")
+    chat.send("x", temperature="hot")
+"""
+REVEALED = (
+    "localspec.hub.registry.PairEntry",
+    "localspec.pair.Pair",
+    "str",
+    "list[bool]",
+    "list[list[int]]",
+    "float",
+    "str",
+    "str",
+)
+REFUSED = ('Unexpected keyword argument "max_token"', 'argument "max_tokens"', 'argument "temperature"')
+
+
+def test_a_users_checker_sees_the_types_of_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    """Without `py.typed` in the wheel all of it is `Any`."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = next(path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python")
+    (site,) = (tmp_path / "venv").rglob("site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")  # what it depends on; not localspec
+    (tmp_path / "user.py").write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "user.py"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    assert re.findall(r'Revealed type is "(?:builtins\.)?(.*)"', said.replace("builtins.", "")) == list(REVEALED), said
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    assert len(errors) == len(REFUSED), said
+    assert all(words.lower() in error.lower() for words, error in zip(REFUSED, errors, strict=True)), said
 
 
 # ---- make

@@ -183,7 +183,7 @@ def test_the_logits_are_those_the_target_decides_by(real: Pair) -> None:
 # --- forks
 
 FORK = """
-import os, sys, threading
+import os, signal, sys, threading
 from pathlib import Path
 import localspec
 from localspec.loading.open import open_pair
@@ -204,6 +204,7 @@ uses = {
     "tune": lambda: pair.tune(),
 }
 if (child := os.fork()) == 0:
+    signal.alarm(60)  # one that hangs is left behind by nobody
     for name, use in uses.items():
         try:
             use()

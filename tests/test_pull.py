@@ -18,9 +18,11 @@ import tiny
 from hub import COMMIT, Hub, sha256
 
 import localspec
+from localspec import storage
 from localspec.errors import LocalspecError, MissingError, ModelError, OptionError, PairError
-from localspec.hub import huggingface, registry, transfer
+from localspec.hub import huggingface, registry, sources, transfer
 from localspec.hub import pull as fetch
+from localspec.hub.sources import PackageFile
 from localspec.llama import knows_architecture
 
 TARGETS, DRAFTERS = "maker/Tiny-GGUF", "lab/Tiny-DFlash2-GGUF"
@@ -519,7 +521,7 @@ def test_only_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypa
 def test_no_room_is_said_before_anything_is_fetched(
     server: Hub, screen: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_000_000})())
     with pytest.raises(
         MissingError, match=r"^4\.38 MB are needed where .* lies and 1\.00 MB are free: make room or set HF_HOME"
     ):
@@ -635,3 +637,20 @@ def test_the_closed_sockets_of_that_test_are_closed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "NETWORK" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Error: the download from maker/Tiny-GGUF failed")
+
+
+def test_a_drafter_that_comes_with_localspec_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, screen: Lines
+) -> None:
+    """A checkout without its large files, and one byte changed: neither is taken for the drafter."""
+    whole = tmp_path / "drafter.gguf"
+    whole.write_bytes(b"GGUF and more")
+    source = PackageFile("drafter.gguf", 13, sha256(b"GGUF and more"))
+    monkeypatch.setattr(sources, "HERE", tmp_path)
+    assert fetch._bring(source, screen) == whole
+    whole.write_bytes(b"GGUF and less")
+    with pytest.raises(MissingError, match=r"drafter\.gguf has SHA-256 .*…, not .*…: restore it"):
+        fetch._bring(source, screen)
+    whole.write_bytes(b"version https://git-lfs.example/spec/v1")
+    with pytest.raises(MissingError, match=r"drafter\.gguf is not where it should be, or not whole: install"):
+        fetch._bring(source, screen)

@@ -162,11 +162,14 @@ def test_a_forks_format(load: Load, target: Path, tmp_path: Path, arch: str) -> 
     assert_refused(load(target=target, draft=draft), "ModelError", "fork", arch)
 
 
-def test_a_target_whose_layer_inputs_llama_cpp_does_not_show(load: Load, tmp_path: Path) -> None:
+def test_a_layer_whose_input_llama_cpp_does_not_show(load: Load, tmp_path: Path) -> None:
+    """Of a qwen2 it is the output of the layer before; layer 0 has none before it."""
     speaker = tiny.write_target(tmp_path / "target.gguf", "qwen2")
-    draft = tiny.write_drafter(tmp_path / "drafter.gguf", speaker)
-    assert_refused(load(target=speaker, draft=draft), "PairError", "qwen2", "layer inputs")
+    draft = tiny.write_drafter(tmp_path / "drafter.gguf", speaker, target_layers=[0, 2])
+    assert_refused(load(target=speaker, draft=draft), "PairError", "layer 0", "qwen2", "-md")
     assert load(target=speaker, n_ctx=256) == ("fine", "length")
+    draft = tiny.write_drafter(tmp_path / "drafter.gguf", speaker, target_layers=[1, 2])
+    assert load(target=speaker, draft=draft, n_ctx=256) == ("fine", "length")
 
 
 @pytest.mark.parametrize("arch", ["nonsense", "clip", "bert", "t5", "mamba", "whisper"])

@@ -100,7 +100,7 @@ def test_a_drafter_that_rests_for_long_falls_behind_and_catches_up(tmp_path: Pat
 def test_a_drafter_in_doubt_waits_for_a_new_conversation(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.planning.planner.CATCH_UP", 10)
+    monkeypatch.setattr("localspec.planning.plans.CATCH_UP", 10)
     with opened(tmp_path, "llama") as pair:
         profile, drafter = pair.tune(), pair.engine.drafter
         assert drafter is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -119,6 +121,58 @@ def test_in_the_same_thread_a_new_answer_takes_over() -> None:
         next(old)
     old.close()
     assert list(old) == []
+
+
+def test_tasks_of_one_event_loop_take_over_too() -> None:
+    """Were one to wait, the other could not go on."""
+    some = Turns()
+
+    async def task(log: list[str], name: str, after: float) -> None:
+        await asyncio.sleep(after)
+        try:
+            for _ in stream(some, 3):
+                log.append(name)
+                await asyncio.sleep(0.05)
+        except OptionError as error:
+            log.append(str(error)[:14])
+
+    async def main() -> list[str]:
+        log = list[str]()
+        await asyncio.gather(task(log, "a", 0), task(log, "b", 0.02))
+        return log
+
+    began = time.monotonic()
+    assert Elsewhere(lambda: asyncio.run(main())).result() == ["a", "b", "another answer", "b", "b"]
+    assert time.monotonic() - began < turns.PATIENCE_S
+
+
+def test_a_stream_that_a_pool_reads_is_not_taken_for_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last round may have been in the very thread that now begins another answer."""
+    monkeypatch.setattr(turns, "GRACE_S", 5.0)
+    some = Turns()
+    first = stream(some, 3)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        assert one.submit(next, first).result() == 1
+        second = one.submit(lambda: list(stream(some)))
+        has_waited(some)
+        for number in (2, 3):
+            assert two.submit(next, first).result() == number
+        assert not second.done()
+        assert two.submit(next, first, None).result() is None
+        assert second.result(SOON) == numbers(3)
+
+
+def test_in_a_thread_of_a_pool_a_stream_left_open_gives_way_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 1e9)
+    monkeypatch.setattr(turns, "GRACE_S", 0.1)
+    some = Turns()
+    left = stream(some)
+    with ThreadPoolExecutor(1) as one:
+        one.submit(next, left).result()
+        behind = Elsewhere(lambda: list(stream(some)))
+        has_waited(some)
+        assert one.submit(lambda: list(stream(some))).result(SOON) == numbers(3)
+    assert behind.result() == numbers(3)
 
 
 def test_an_answer_left_alone_gives_way_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,9 @@ LETTERS = " etaoinshrdlucmf"
 N_CODES = len(LETTERS)
 HEAD_DIM = 32
 FILE_TYPE_F32 = 0
+WIDE = ("qwen2", "phi3", "olmo2")  # their query is as wide as the model
+PRE_NORMS = {"qwen35": ("attn_norm", "post_attention_norm"), "olmo2": ()}
+POST_NORMS = ("gemma3", "olmo2")
 
 
 def next_code(code: int, steps: int = 1) -> int:
@@ -95,6 +98,34 @@ def _tokenizer_keys(n_vocab: int, pre: str, chat_template: str | None) -> Keys:
     return keys if chat_template is None else keys | {"tokenizer.chat_template": chat_template}
 
 
+def vocabulary_with(special: Mapping[str, gguf.TokenType], n_vocab: int = 320) -> Keys:
+    """GGUF keys of a vocabulary in which unused tokens have these names and types."""
+    tokens, types = _vocabulary(n_vocab)
+    for n, (name, kind) in enumerate(special.items()):
+        unused = tokens.index(f"<|unused_{n}|>")
+        tokens[unused], types[unused] = name, int(kind)
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+
+def sentencepiece(n_vocab: int = 320) -> Keys:
+    """GGUF keys of a SentencePiece vocabulary that puts a space before text: bytes, letters and a few pieces."""
+    kind = gguf.TokenType
+    special = {"<unk>": kind.UNKNOWN, "<s>": kind.CONTROL, "</s>": kind.CONTROL, "<|user|>": kind.CONTROL}
+    pieces = ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁s", "▁t", "▁to", "▁e", "ay", "▁say", "nd", "▁end"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    types = [*special.values(), *[kind.BYTE] * 256, *[kind.NORMAL] * len(pieces)]
+    n_unused = n_vocab - len(tokens)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens + [f"<|unused_{i}|>" for i in range(n_unused)],
+        "tokenizer.ggml.token_type": [*map(int, types), *[int(kind.CONTROL)] * n_unused],
+        "tokenizer.ggml.scores": [float(len(token)) for token in tokens] + [0.0] * n_unused,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
 # --- target
 
 
@@ -115,7 +146,8 @@ def write_target(
     drop_keys: Collection[str] = (),
     drop_tensors: Collection[str] = (),
 ) -> Path:
-    """Write a target: `llama`, `qwen3`, `qwen35` (hybrid, M-RoPE) or `qwen2` (no layer inputs).
+    """Write a target: `llama`, `qwen3`, `qwen35` (hybrid, M-RoPE), or one whose layer inputs llama.cpp does not hand
+    out: `qwen2`, `gemma3`, `phi3`, `granite`, `olmo2`, `mistral3`.
 
     `context` says how far the layers bend the bigram: 0 never, 1 every few tokens, 2 chaos.
     `eog_bias` moves the logit of the control tokens: -12 they are never said, above 0 an answer
@@ -151,8 +183,11 @@ def _shape_keys(arch: str, n_embd: int, n_layer: int, n_ctx_train: int) -> Keys:
 
 
 def _arch_keys(arch: str, n_embd: int) -> Keys:
-    if arch == "qwen2":  # its query is as wide as the model
-        return {"qwen2.attention.head_count": n_embd // HEAD_DIM}
+    if arch in WIDE:
+        n_head = {f"{arch}.attention.head_count": n_embd // HEAD_DIM}
+        return n_head | {"general.name": "tiny"}  # of one called phi3 llama.cpp expects phi3's special tokens
+    if arch == "granite":
+        return {"granite.logit_scale": 1.0}
     if arch == "qwen35":  # as the real one: a quarter of the layers attends, half of each head is rotated
         return {
             "qwen35.rope.dimension_count": HEAD_DIM // 2,
@@ -164,7 +199,7 @@ def _arch_keys(arch: str, n_embd: int) -> Keys:
             "qwen35.ssm.time_step_rank": 2,
             "qwen35.ssm.inner_size": 2 * HEAD_DIM,
         }
-    if arch in ("llama", "qwen3"):
+    if arch in ("llama", "qwen3", "gemma3", "mistral3"):
         return {}
     raise ValueError(f"no tiny target of architecture {arch!r}")
 
@@ -200,26 +235,33 @@ def _block(rng: np.random.Generator, arch: str, keys: Keys, layer: int, context:
         mixer = _delta_net(rng, n_embd, context)
     else:
         mixer = _attention(rng, arch, n_embd, keys[f"{arch}.attention.head_count"], context)
-    ffn_norm = "post_attention_norm.weight" if arch == "qwen35" else "ffn_norm.weight"
-    return mixer | {
-        "attn_norm.weight": np.ones(n_embd),
-        ffn_norm: np.ones(n_embd),
+    norms = {f"{name}.weight": np.ones(n_embd) for name in PRE_NORMS.get(arch, ("attn_norm", "ffn_norm"))}
+    if arch in POST_NORMS:  # what a layer adds is as loud as these say, beside embeddings of about 1
+        loud = context * (np.sqrt(n_embd) if arch == "gemma3" else 1.0)
+        norms |= {f"post_{name}_norm.weight": np.full(n_embd, 0.3 * loud) for name in ("attention", "ffw")}
+    feed_forward = {
         "ffn_gate.weight": _matrix(rng, n_ff, n_embd),
         "ffn_up.weight": _matrix(rng, n_ff, n_embd),
         "ffn_down.weight": _matrix(rng, n_embd, n_ff, context),
     }
+    if arch == "phi3":  # both in one
+        feed_forward["ffn_up.weight"] = np.concatenate(
+            [feed_forward.pop("ffn_gate.weight"), feed_forward["ffn_up.weight"]]
+        )
+    return mixer | norms | feed_forward
 
 
 def _attention(rng: np.random.Generator, arch: str, n_embd: int, n_head: int, context: float) -> Tensors:
     n_q = n_head * HEAD_DIM
-    has_gate, has_norms = arch == "qwen35", arch in ("qwen3", "qwen35")
+    has_gate, has_norms = arch == "qwen35", arch in ("qwen3", "qwen35", "gemma3", "olmo2")
     tensors = {
         "attn_q.weight": _matrix(rng, n_q * (2 if has_gate else 1), n_embd, 3.0),
         "attn_k.weight": _matrix(rng, HEAD_DIM, n_embd),
         "attn_v.weight": _matrix(rng, HEAD_DIM, n_embd),
         "attn_output.weight": _matrix(rng, n_embd, n_q, context),
     }
-    norms = {"attn_q_norm.weight": np.full(HEAD_DIM, 3.0), "attn_k_norm.weight": np.ones(HEAD_DIM)}
+    n_norm = n_q if arch == "olmo2" else HEAD_DIM  # over all heads or each
+    norms = {"attn_q_norm.weight": np.full(n_norm, 3.0), "attn_k_norm.weight": np.ones(HEAD_DIM)}
     return tensors | norms if has_norms else tensors
 
 

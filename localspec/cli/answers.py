@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from localspec.answer import Result, Stream
+from localspec.answer import Chunk, Result, Stream
+from localspec.cli import console
 from localspec.engine.stats import Stats
 
 
@@ -43,16 +44,37 @@ class Interrupts:
         self.pressed = True
 
 
+class Thoughts:
+    """Reasoning on a terminal: dim, on stderr, an empty line between it and the answer. Where a pipe or a file takes
+    the answer it is not shown.
+    """
+
+    def __init__(self) -> None:
+        self.console = console.err()
+        self.shown, self._apart = sys.stdout.isatty() and self.console.is_terminal, True
+
+    def show(self, chunk: Chunk) -> None:
+        """What of `chunk` comes before its text."""
+        if self.shown and chunk.reasoning:
+            self.console.out(chunk.reasoning, style="dim", end="", highlight=False)
+            self._apart = False
+        if chunk.text and not self._apart:
+            self.console.out("\n", highlight=False)
+            self._apart = True
+
+
 def show(stream: Stream, *, quiet: bool = False) -> Result:
-    """Write an answer to stdout as it comes; returns what was said.
+    """Write an answer to stdout as it comes, dimmed before it on a terminal what the model thought; returns both.
 
     Ctrl-C ends it between two rounds and keeps what the memories hold, or at once while the prompt is still read.
     """
+    thoughts = Thoughts()
     with Interrupts() as ctrl_c:
         try:
             for chunk in stream:
                 ctrl_c.gentle = True
                 if not quiet:
+                    thoughts.show(chunk)
                     sys.stdout.write(chunk.text)
                     sys.stdout.flush()
                 if ctrl_c.pressed:
@@ -62,6 +84,12 @@ def show(stream: Stream, *, quiet: bool = False) -> Result:
                 raise
         stream.close()
     return stream.result
+
+
+def still_thinking(result: Result) -> str:
+    """What to say where the limit came before the answer."""
+    limited = result.finish_reason == "length" and result.reasoning and not result.text
+    return "the limit of -n came before the answer: the model was still thinking" if limited else ""
 
 
 def figures(stats: Stats) -> str:

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
+
+from localspec.progress import bar
 
 T = TypeVar("T")
 
@@ -50,8 +52,6 @@ def waiting(text: str, items: Iterator[T], *, quiet: bool = False) -> Iterator[T
 @contextmanager
 def progress(text: str, count: int) -> Iterator[Callable[[], None]]:
     """A bar of `count` steps on stderr; yields the function that makes a step."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = err()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(text, total=count)
-        yield lambda: bar.advance(task)
+    with bar(MofNCompleteColumn()) as steps:
+        task = steps.add_task(text, total=count)
+        yield lambda: steps.advance(task)

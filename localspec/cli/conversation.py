@@ -6,11 +6,12 @@ import sys
 
 from localspec.chat import Chat
 from localspec.cli import console
-from localspec.cli.answers import figures, prefill_progress, show
+from localspec.cli.answers import figures, prefill_progress, show, still_thinking
 from localspec.engine.stats import Stats, total
 from localspec.errors import LocalspecError
 from localspec.options import Options
 from localspec.pair import Pair
+from localspec.textfile import without_mark
 
 HELP = """\
 /help           this list
@@ -42,6 +43,8 @@ class Conversation:
         self.answers.append(result.stats)
         note = {"cancelled": " · stopped", "context": " · the context is full: /clear begins a new one"}
         self.say(figures(result.stats) + note.get(result.finish_reason, ""))
+        if remark := still_thinking(result):
+            self.say(remark)
 
     def command(self, line: str) -> bool:
         """Obey a line that begins with `/`; False when it asks to leave."""
@@ -92,7 +95,7 @@ def converse(pair: Pair, settings: Options, *, system: str | None) -> None:
     """Chat on a terminal, or answer the lines of a piped stdin one after the other."""
     talk = Conversation(pair, pair.chat(system=system), settings)
     if not sys.stdin.isatty():
-        for line in sys.stdin:
+        for line in map(without_mark, sys.stdin):
             if line.strip() and not talk.turn(line.strip()):
                 return
         return

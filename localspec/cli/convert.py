@@ -65,22 +65,21 @@ def drafter(folder: Path, out: Path, outtype: str | None, force: bool, target: P
 @contextmanager
 def _progress() -> Iterator[Report]:
     """A bar on stderr for each stage; nothing when stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import DownloadColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    from localspec.progress import bar
+
     stages: dict[str, Any] = {}
+    shown = bar(DownloadColumn(), transient=False)
 
     def report(what: str, done: int, total: int) -> None:
         if what not in stages:
-            bar.start()
-            stages[what] = bar.add_task(what, total=None)
-        bar.update(stages[what], completed=done, total=total or None)
+            shown.start()
+            stages[what] = shown.add_task(what, total=None)
+        shown.update(stages[what], completed=done, total=total or None)
 
     try:
         yield report
     finally:
         if stages:
-            bar.stop()
+            shown.stop()

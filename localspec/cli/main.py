@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from localspec.cli.doctor import doctor
 from localspec.cli.measure import bench, check, tune
 from localspec.cli.models import find, models, pull
 from localspec.cli.run import run
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, LocalspecWarning
 
 
 class _Group(click.Group):
@@ -51,6 +52,18 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # bad bytes in, characters a terminal cannot show: no reason to stop
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """One of ours as a sentence, others as Python shows them."""
+    if isinstance(message, LocalspecWarning):
+        click.echo(f"Warning: {message}", err=True)
+    else:
+        _shown_by_python(message, *place, **more)
+
+
+_shown_by_python = warnings.showwarning
 
 
 for command in (chat, run, check, bench, tune, models, find, pull, doctor, distill, convert):

@@ -7,6 +7,7 @@ then takes the parameter `model`, `draft` or `sampling`.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -80,6 +81,13 @@ MODEL = family(
         "--think/--no-think", default=None, help="Think before answering (default: as the drafter was trained)."
     ),
     click.option("--exact", is_flag=True, help="Keep every pass so narrow that no bit depends on it (see check)."),
+    click.option(
+        "--no-kernels",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda _context, _option, given: given and os.environ.update(LOCALSPEC_KERNELS="0"),
+        help="Compute with llama.cpp's own kernels only.",
+    ),
     click.option("-v", "--verbose", is_flag=True, help="Show the memory plan and llama.cpp's log."),
 )
 

@@ -21,6 +21,7 @@ from localspec.cli.options import (
     answer_options,
 )
 from localspec.errors import OptionError
+from localspec.textfile import read_prompt
 
 if TYPE_CHECKING:
     from localspec.answer import Result
@@ -62,14 +63,17 @@ def run(
         click.echo(_json(result))
     elif not result.text.endswith("\n"):
         click.echo()
+    if remark := answers.still_thinking(result):
+        console.note(remark)
     if result.finish_reason == "cancelled":
         console.note("stopped")
         sys.exit(130)
 
 
 def _json(result: Result) -> str:
-    fields = {"text": result.text, "tokens": result.tokens, "finish_reason": result.finish_reason}
-    return json.dumps(fields | {"stats": result.stats.as_dict()}, ensure_ascii=False)
+    names = ("text", "reasoning", "tokens", "finish_reason")
+    fields = {name: getattr(result, name) for name in names} | {"stats": result.stats.as_dict()}
+    return json.dumps(fields, ensure_ascii=False)
 
 
 def _prompt(prompt: str | None, file: Path | None) -> str:
@@ -78,13 +82,10 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"cannot read the prompt from {file}: {error}.") from error
+        return read_prompt(file)
     if sys.stdin.isatty():
         raise OptionError("no prompt; give one with -p, with -f, or through standard input.")
-    return sys.stdin.read()
+    return read_prompt(sys.stdin)
 
 
 def _encode(pair: Pair, prompt: str, system: str | None, raw: bool) -> list[int]:

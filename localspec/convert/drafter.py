@@ -12,11 +12,12 @@ from pathlib import Path
 from gguf import GGUFWriter
 
 from localspec.convert.checkpoint import Checkpoint, origin
-from localspec.convert.drafter_keys import IGNORED, Keys, Shape, keys_of
+from localspec.convert.drafter_keys import IGNORED, Shape, keys_of
 from localspec.convert.drafter_target import MASK, TOKENS, Source, open_target, vocabulary_hash
 from localspec.convert.drafter_tensors import Tensors
 from localspec.convert.target import add_metadata, value_type
 from localspec.convert.writer import Report, check_options, write
+from localspec.dflash.format import Keys
 from localspec.errors import ModelError, PairError
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel")

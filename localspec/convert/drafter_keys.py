@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localspec.convert.checkpoint import Config
-from localspec.dflash.compat import MAX_BLOCK, MAX_LAYERS
+from localspec.dflash.format import MAX_BLOCK, MAX_LAYERS, Keys, size_keys
 from localspec.errors import ModelError
 
 # Keys without influence on the forward pass.
@@ -27,9 +27,6 @@ FIXED = {
     "sample_from_anchor": False,
     "use_aux_hidden_state": True,
 }
-
-Value = bool | int | float | str | list[int] | list[bool]
-Keys = dict[str, Value]
 
 
 @dataclass(frozen=True)
@@ -112,25 +109,6 @@ class Shape:
         if broken := [complaint for holds, complaint in rules if not holds]:
             raise ModelError(f"{name} cannot be converted: {broken[0]}.")
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """What the letters of the tables stand for."""
-        return {
-            "H": self.n_embd,
-            "N": self.n_embd * len(self.target_layers),
-            "A": self.n_heads,
-            "Q": self.n_heads * self.head_dim,
-            "K": self.n_kv_heads * self.head_dim,
-            "D": self.head_dim,
-            "F": self.n_ff,
-            "V": self.n_vocab,
-            "O": self.n_rows,
-            "2": 2,
-            "T": self.conv_taps,
-            "C": 2 * self.conv_taps * self.n_embd // max(self.conv_group, 1),
-            "R": self.selector_rank,
-        }
-
 
 def _divides(part: int, whole: int) -> bool:
     return 0 < part <= whole and whole % part == 0
@@ -158,26 +136,8 @@ def keys_of(config: Config, shape: Shape, *, mrope: bool, embedding_scale: float
         config.only(key, value)
         dflash.only(key, value)
     config.only("v_head_dim", shape.head_dim)
-    counts: Keys = {
-        "context_length": config.whole("max_position_embeddings"),
-        "embedding_length": shape.n_embd,
-        "block_count": shape.n_layers,
-        "feed_forward_length": shape.n_ff,
-        "attention.head_count": shape.n_heads,
-        "attention.head_count_kv": shape.n_kv_heads,
-        "attention.key_length": shape.head_dim,
-        "attention.value_length": shape.head_dim,
-        "block_size": shape.block_size,
-        "target_layers": list(shape.target_layers),
-        "attention.layer_norm_rms_epsilon": config.real("rms_norm_eps"),
-    }
-    if shape.dflash2:
-        counts |= {
-            "conv_kernel_size": shape.conv_taps,
-            "conv_group_size": shape.conv_group,
-            "selector_rank": shape.selector_rank,
-            "selector_top_k": shape.top_k,
-        }
+    counts = size_keys(shape, n_ctx_train=config.whole("max_position_embeddings"), dflash2=shape.dflash2)
+    counts["attention.layer_norm_rms_epsilon"] = config.real("rms_norm_eps")
     parts = _rope_keys(config, shape, mrope) | _attention_keys(config, shape) | _scale_keys(config, embedding_scale)
     return {f"dflash.{name}": value for name, value in (counts | parts).items()}
 

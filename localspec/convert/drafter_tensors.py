@@ -12,56 +12,10 @@ from localspec.convert.drafter_keys import Shape
 from localspec.convert.drafter_target import Matrix, Source
 from localspec.convert.shard import Array
 from localspec.convert.writer import Tensor
+from localspec.dflash.format import OWN, axes, tensor_names
 from localspec.errors import MissingError, ModelError, PairError
 
 MASK_EMBEDDING = "mask_embedding.pt"
-
-# Checkpoint name -> (GGUF name, shape); the letters are those of `Shape.sizes`.
-Table = dict[str, tuple[str, str]]
-BACKBONE: Table = {
-    "fc.weight": ("fc.weight", "H N"),
-    "hidden_norm.weight": ("enc.output_norm.weight", "H"),
-    "norm.weight": ("output_norm.weight", "H"),
-}
-LAYER: Table = {
-    "input_layernorm.weight": ("attn_norm.weight", "H"),
-    "self_attn.q_proj.weight": ("attn_q.weight", "Q H"),
-    "self_attn.k_proj.weight": ("attn_k.weight", "K H"),
-    "self_attn.v_proj.weight": ("attn_v.weight", "K H"),
-    "self_attn.o_proj.weight": ("attn_output.weight", "H Q"),
-    "self_attn.q_norm.weight": ("attn_q_norm.weight", "D"),
-    "self_attn.k_norm.weight": ("attn_k_norm.weight", "D"),
-    "post_attention_layernorm.weight": ("ffn_norm.weight", "H"),
-    "mlp.gate_proj.weight": ("ffn_gate.weight", "F H"),
-    "mlp.up_proj.weight": ("ffn_up.weight", "F H"),
-    "mlp.down_proj.weight": ("ffn_down.weight", "H F"),
-}
-SINKS: Table = {"self_attn.attention_sink_bias": ("attn_sinks.weight", "A")}
-CONVOLUTIONS: Table = {
-    "attention_conv.base_kernel": ("attn_conv_base", "2 T H"),
-    "attention_conv.kernel_projection.weight": ("attn_conv_proj.weight", "C H"),
-    "mlp_conv.base_kernel": ("ffn_conv_base", "2 T H"),
-    "mlp_conv.kernel_projection.weight": ("ffn_conv_proj.weight", "C H"),
-}
-SELECTOR: Table = {
-    "candidate_selector.predecessor_codebook": ("selector_predecessor.weight", "V R"),
-    "candidate_selector.successor_codebook": ("selector_successor.weight", "V R"),
-    "candidate_selector.hidden_projection.weight": ("selector_hidden.weight", "R H"),
-}
-OWN: Table = {  # what a drafter may bring instead of borrowing it
-    "embed_tokens.weight": ("token_embd.weight", "V H"),
-    "lm_head.weight": ("output.weight", "O H"),
-    "d2t": ("d2t", "O"),
-}
-
-
-def names(n_layers: int, *, dflash2: bool, sinks: bool = False) -> Table:
-    """The tensors every checkpoint has: checkpoint name -> (GGUF name, shape)."""
-    layer = LAYER | (CONVOLUTIONS if dflash2 else {}) | (SINKS if sinks else {})
-    table = BACKBONE | (SELECTOR if dflash2 else {})
-    for i in range(n_layers):
-        table |= {f"layers.{i}.{theirs}": (f"blk.{i}.{ours}", axes) for theirs, (ours, axes) in layer.items()}
-    return table
 
 
 class Tensors:
@@ -73,10 +27,11 @@ class Tensors:
     def __init__(self, checkpoint: Checkpoint, shape: Shape, source: Source) -> None:
         self._checkpoint, self._shape, self._source = checkpoint, shape, source
         self.place = {name.removeprefix("model."): name for name in checkpoint.names()}
-        self._table = names(shape.n_layers, dflash2=shape.dflash2, sinks=shape.sinks)
+        self._table = tensor_names(shape.n_layers, dflash2=shape.dflash2, sinks=shape.sinks)
         self._check_names("DFlash 2 drafter" if shape.dflash2 else "DFlash drafter")
-        for name, (_, axes) in (self._table | {name: OWN[name] for name in OWN if name in self.place}).items():
-            self._check_shape(name, tuple(shape.sizes[axis] for axis in axes.split()))
+        lengths = axes(shape)
+        for name, (_, letters) in (self._table | {name: OWN[name] for name in OWN if name in self.place}).items():
+            self._check_shape(name, tuple(lengths[axis] for axis in letters.split()))
         self._d2t = self._kept_tokens()
         self._mask = mask_embedding(checkpoint.folder, shape)
 

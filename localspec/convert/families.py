@@ -14,7 +14,7 @@ import numpy as np
 from localspec.convert.checkpoint import Checkpoint, Config
 from localspec.convert.shard import Array
 from localspec.convert.writer import Tensor
-from localspec.dflash.compat import MAX_LAYERS
+from localspec.dflash.format import MAX_LAYERS
 from localspec.errors import ModelError
 
 Change = Callable[[Array], Array]

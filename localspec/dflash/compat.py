@@ -8,41 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from localspec.dflash.format import MAX_BLOCK, MAX_LAYERS
 from localspec.errors import ModelError, PairError
 from localspec.llama.header import I64, Header
 
-# Architectures whose graph fills `t_layer_inp` (src/models/*.cpp); any other aborts when a layer input is asked for.
-# Left out: qwen4exp, whose widened residual trips an assert in `extract_layer_inputs`.
-TARGET_ARCHS = frozenset(
-    (
-        "bailingmoe3",
-        "deepseek4",
-        "gemma4",
-        "gpt-oss",
-        "hunyuan_vl",
-        "lfm2",
-        "lfm2moe",
-        "llama",
-        "mimo2",
-        "minimax-01",
-        "minimax-m2",
-        "muse-glimmer",
-        "nanbeige",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "qwen3",
-        "qwen35",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-    )
-)
 # What `load_arch_hparams` and `load_arch_tensors` of src/models/dflash.cpp ask for, as `dflash.KEY`.
 NEEDED = ("context_length", "embedding_length", "attention.layer_norm_rms_epsilon")
 NEEDED_BY_DFLASH2 = ("block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 LONGEST_DRAFT = 32  # tokens, besides the anchor
-MAX_BLOCK = 128  # published drafters have 8 to 16 slots; a verify of a whole block must fit one batch
 
 
 def check_target(target: Header) -> None:
@@ -94,18 +67,8 @@ def check_drafter(drafter: Header) -> None:
     _check_reduced_vocabulary(drafter)
 
 
-def check_layer_inputs(target: Header) -> None:
-    """Refuse a target that no drafter can draft for."""
-    if target.arch not in TARGET_ARCHS:
-        raise PairError(
-            f"llama.cpp does not expose the layer inputs of {target.arch} models, so {target.name} cannot be "
-            f"drafted for; it can for: {', '.join(sorted(TARGET_ARCHS))}."
-        )
-
-
 def check_pair(target: Header, drafter: Header) -> None:
     """Refuse two files that do not belong together."""
-    check_layer_inputs(target)
     n_target, n_drafter = target.number("{arch}.embedding_length"), drafter.number("dflash.embedding_length")
     if n_target != n_drafter:
         raise PairError(

@@ -16,7 +16,7 @@ from localspec.distill.store import Span
 from localspec.errors import OptionError, TemplateError
 from localspec.llama import Vocab
 from localspec.planning.ngram import FAR, LAST
-from localspec.text import ChatTemplate
+from localspec.template import ChatTemplate
 
 # How a question may begin. A small model left alone asks much the same things; what it asks about is still its own.
 # The empty ones at the end leave it everything.

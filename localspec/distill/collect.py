@@ -53,7 +53,7 @@ def collect(
         longest = max(chat.n for chat in left)
         n_seq = 1 if model.is_recurrent else 64  # recurrent memories would take a batch apart and reorder it
         n_ctx = max(N_BATCH, longest)
-        with Context(model, n_ctx=n_ctx, n_batch=N_BATCH, n_seq=n_seq, n_threads=n_threads) as ctx:
+        with Context(model, n_ctx=n_ctx, n_batch=N_BATCH, n_seq=n_seq, layers=layers, n_threads=n_threads) as ctx:
             for layer in layers:
                 ctx.want_layer_input(layer, True)
             _fill(store, text, loads(left, n_seq), ctx, layers, log_every_s)

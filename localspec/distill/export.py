@@ -13,6 +13,8 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from torch import Tensor, nn
 
+from localspec.convert.target import value_type
+from localspec.dflash.format import ARCH, size_keys
 from localspec.distill.model import BlockConv, Drafter, DrafterConfig
 from localspec.distill.windows import answer_counts
 from localspec.errors import OptionError
@@ -64,7 +66,7 @@ def export(
         raise OptionError(f"Encoding {encoding!r} is not one of {', '.join(ENCODINGS)}.")
     reader = GGUFReader(target)
     with replacing(path) as part:
-        writer = GGUFWriter(part, "dflash")
+        writer = GGUFWriter(part, ARCH)
         writer.add_name(name)
         writer.add_file_type(ENCODINGS[encoding][1])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -176,32 +178,14 @@ def _add_tensor(writer: GGUFWriter, name: str, array: npt.NDArray[np.generic], q
 
 
 def _add_shape(writer: GGUFWriter, config: DrafterConfig, n_ctx_train: int) -> None:
-    counts = {
-        "context_length": n_ctx_train,
-        "embedding_length": config.n_embd,
-        "block_count": config.n_layers,
-        "feed_forward_length": config.n_ff,
-        "attention.head_count": config.n_heads,
-        "attention.head_count_kv": config.n_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
-        "block_size": config.block_size,
-        "conv_kernel_size": config.conv_taps,
-        "conv_group_size": config.conv_group,
-        "selector_rank": config.selector_rank,
-        "selector_top_k": config.top_k,
-    }
-    for key, count in counts.items():
-        writer.add_uint32(f"dflash.{key}", count)
-    writer.add_float32("dflash.rope.freq_base", config.rope_theta)
-    writer.add_float32("dflash.attention.layer_norm_rms_epsilon", config.rms_eps)
-    writer.add_bool("dflash.attention.causal", False)
-    writer.add_array("dflash.target_layers", list(config.target_layers))
+    keys = size_keys(config, n_ctx_train=n_ctx_train, dflash2=True)
+    keys |= {"rope.dimension_count": config.head_dim, "rope.freq_base": config.rope_theta}
+    keys |= {"attention.layer_norm_rms_epsilon": config.rms_eps, "attention.causal": False}
     if config.sliding_window is not None:
-        writer.add_uint32("dflash.attention.sliding_window", config.sliding_window)
-        pattern = [True] * config.n_layers
-        writer.add_array("dflash.attention.sliding_window_pattern", pattern)
+        keys["attention.sliding_window"] = config.sliding_window
+        keys["attention.sliding_window_pattern"] = [True] * config.n_layers
+    for name, value in keys.items():
+        writer.add_key_value(f"{ARCH}.{name}", value, value_type(value))
 
 
 def _copy_tokenizer(writer: GGUFWriter, reader: GGUFReader, mask_token: int) -> None:

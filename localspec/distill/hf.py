@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.convert.drafter_tensors import OWN, names
+from localspec.dflash.format import OWN, tensor_names
 from localspec.distill.export import tensors
 from localspec.distill.model import Drafter, DrafterConfig
 from localspec.errors import OptionError
@@ -105,7 +105,7 @@ def _config(config: DrafterConfig, target_name: str, n_ctx_train: int, n_target_
 
 def _tensors(drafter: Drafter) -> Iterator[tuple[str, NDArray[Any]]]:
     """What `export` puts into a GGUF file, under the names of checkpoints."""
-    table = names(drafter.config.n_layers, dflash2=True) | OWN
+    table = tensor_names(drafter.config.n_layers, dflash2=True) | OWN
     theirs = {ours: name for name, (ours, _) in table.items()}
     for name, array in tensors(drafter):
         if name == "d2t":

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import TaskProgressColumn, TextColumn
+
+from localspec.progress import bar
 
 
 class Meter:
@@ -20,16 +21,8 @@ class Meter:
     """
 
     def __init__(self, stage: str, total: float, log: Path, *, done: float = 0.0) -> None:
-        console = Console(stderr=True, highlight=False)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
-        )
-        self._stage, self._log, self._is_terminal = stage, log, console.is_terminal
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = bar(TaskProgressColumn(), TextColumn("{task.fields[note]}"))
+        self._stage, self._log, self._is_terminal = stage, log, self._bar.console.is_terminal
         self._task = self._bar.add_task(stage, total=total, note="")
         self._total, self._begin, self._done_before = total, time.monotonic(), done
         self.advance(done)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.dflash.compat import TARGET_ARCHS, check_target
+from localspec.dflash.compat import check_target
 from localspec.distill.chats import Chat, Chats, Recipe, Setting
 from localspec.distill.chats import setting as how_it_speaks
 from localspec.distill.checks import check_disk, check_synthesis
 from localspec.distill.meter import Meter
 from localspec.distill.store import N_CANDIDATES, NONE, Halves, Ids, Meta, Span, Store, file_sha256
-from localspec.errors import ModelError, OptionError
+from localspec.errors import OptionError
 from localspec.llama import Context, Header, Model, default_threads, gpu_offload, read_header
 
 Floats = NDArray[np.float32]
@@ -217,7 +217,14 @@ def synthesise(
             # `exact` as the pair will run, and because its attention passes over what is masked: a chat pays for its
             # own length, where plain attention lets all pay for the longest.
             ctx = Context(
-                model, n_ctx=n * recipe.n_ctx, n_batch=n, n_seq=n, unified=False, exact=True, n_threads=threads
+                model,
+                n_ctx=n * recipe.n_ctx,
+                n_batch=n,
+                n_seq=n,
+                unified=False,
+                layers=layers,
+                exact=True,
+                n_threads=threads,
             )
             crews.append(Slots(stack.enter_context(ctx), layers, chats, n, setting))
         return run.fill(crews)
@@ -240,15 +247,10 @@ def layers_to_read(target: Header, layers: Sequence[int] | None) -> list[int]:
     """`layers`, or those a drafter reads by default.
 
     Raises:
-        ModelError: llama.cpp does not expose the layer inputs of this architecture and would abort.
+        ModelError: it is no target.
         OptionError: there is no such layer.
     """
     check_target(target)
-    if target.arch not in TARGET_ARCHS:
-        raise ModelError(
-            f"llama.cpp does not expose the layer inputs of {target.arch} models, so no drafter can be made for "
-            f"{target.name}; it can for: {', '.join(sorted(TARGET_ARCHS))}."
-        )
     n_layer = int(target.get("{arch}.block_count"))
     chosen = list(layers or default_layers(n_layer))
     if bad := [layer for layer in chosen if not 0 <= layer < n_layer]:

@@ -49,6 +49,7 @@ class Target:
             n_outputs=self.n_verified,
             n_rollback=draft_max if model.is_recurrent else 0,
             n_threads=n_threads,
+            layers=self.layers,
             exact=True,
         )
         self.can_roll_back = not model.is_recurrent or self.context.n_rollback >= draft_max

@@ -17,7 +17,7 @@ from localspec.engine import paths
 from localspec.engine.lattice import Lattice
 from localspec.engine.stats import Stats, total
 from localspec.errors import MissingError, OptionError
-from localspec.llama import default_threads, system_info
+from localspec.llama import default_threads, native, system_info
 from localspec.options import Options
 from localspec.pair import Pair
 from localspec.planning.ngram import repeats as repeats_itself
@@ -170,6 +170,7 @@ def machine() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": default_threads(),
         "llama.cpp": system_info(),
+        "kernels": native.state().detail,
     }
 
 

@@ -142,7 +142,7 @@ class _Comparison:
     """One prompt answered both ways: `at` is where they part, None if they do not."""
 
     def __init__(self, pair: Pair, ids: list[int], **options: Any) -> None:
-        self._pair, self._ids, self._exactness = pair, ids, pair.promise.exactness
+        self._pair, self._ids, self._exactness = pair, ids, pair.exactness
         draft_max = options.pop("draft_max")
         self._alone: Rounds = self._answer(spec=False, **options | {"path": None})
         self._drafted: Rounds = self._answer(draft_max=draft_max, **options)

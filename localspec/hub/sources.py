@@ -109,22 +109,24 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """A file that comes with localspec; `file` is its path inside this folder."""
+    """A file that comes with localspec; `file` is its path inside `models/`, `size` in bytes, `sha256` in hex."""
 
     file: str
+    size: int
+    sha256: str
 
     @property
     def name(self) -> str:
         return Path(self.file).name
 
     @property
-    def n_bytes(self) -> int | None:
-        path = self.path()
-        return path.stat().st_size if path else None
+    def n_bytes(self) -> int:
+        return self.size
 
     def path(self) -> Path | None:
+        """Where it lies, if it is whole: a checkout without its large files has something else there."""
         path = HERE / self.file
-        return path if is_file(path) else None
+        return path if is_file(path) and path.stat().st_size == self.size else None
 
 
 Source = WheelMember | HubFile | PackageFile

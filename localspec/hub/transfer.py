@@ -105,16 +105,15 @@ class Terminal(Screen):
     """Lines on stderr and, on a terminal, a bar from the first progress on. A context manager that ends it."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import DownloadColumn
 
-        self._console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        from localspec.progress import bar
+
+        self._bar = bar(DownloadColumn(), transient=False)
         self._task: TaskID | None = None
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._bar.console.print(text, markup=False, soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._task is None:

@@ -1,5 +1,6 @@
 """The one door to C: everything localspec asks of llama.cpp. No other module imports llama_cpp or ctypes."""
 
+from localspec.llama import native
 from localspec.llama.binding import gpu_offload, has_amx, set_verbose, system_info
 from localspec.llama.context import Context, Sequences, default_threads
 from localspec.llama.device import Device, devices
@@ -20,6 +21,7 @@ __all__ = [
     "gpu_offload",
     "has_amx",
     "knows_architecture",
+    "native",
     "quantize",
     "read_header",
     "read_typed",

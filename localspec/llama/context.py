@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from localspec.errors import BackendError
 from localspec.llama import decode_thread
 from localspec.llama.binding import C, Log, ext, uninterrupted
+from localspec.llama.layer_inputs import NO_OUTPUT, HandedOut, LayerInputs, Named, hands_out
 from localspec.llama.model import Model
 
 Floats = NDArray[np.float32]
 BF16 = 30  # GGML_TYPE_BF16
-NO_OUTPUT = "llama.cpp returned no output for the last decode."
 
 # EXACT: ggml's CPU flash attention goes through the keys token by token, so no token sees its neighbours, unless it
 # may tile the queries or split the keys among threads, which it does where K and V have the same type (`ops.cpp`,
@@ -87,9 +87,10 @@ class Context:
     `n_ctx` tokens of memory in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
     `n_seq` independent sequences, `n_rollback` recurrent snapshots (the longest rollback of a hybrid model), `other`
     the target's context for a drafter, `embd_width` floats a row of the embedding batches it will take (0: none),
-    `flash` whether to use flash attention (None: llama.cpp decides). `exact` asks that a token's logits be the same to
+    `layers` the layers whose inputs will be wanted, `flash` whether to use flash attention (None: llama.cpp decides).
+    `exact` asks that a token's logits be the same to
     the last bit in whatever batch it is decoded; only CPU kernels can promise that, a GPU is left as it is.
-    Raises BackendError when llama.cpp cannot allocate it.
+    Raises BackendError when llama.cpp cannot allocate it, PairError when it cannot give the inputs of `layers`.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Context:
         n_rollback: int = 0,
         other: Context | None = None,
         embd_width: int = 0,
+        layers: Sequence[int] = (),
         causal: bool = True,
         swa_full: bool = False,
         unified: bool = True,
@@ -126,6 +128,9 @@ class Context:
         params.offload_kqv = params.op_offload = offload
         if other is not None:
             params.ctx_other = other.pointer
+        named = Named(layers, model.n_embd, n_batch) if layers and not hands_out(model) else None
+        if named:
+            params.cb_eval, params.cb_eval_user_data = named.callback, named.user_data
         Log.clear()
         with uninterrupted():
             self._ctx = C.llama_init_from_model(model.pointer, params)
@@ -139,8 +144,25 @@ class Context:
         self.n_batch, self.n_threads = n_batch, int(params.n_threads)
         self._tokens = _Batch(n_batch, n_seq=n_seq if unified else 1)
         self._rows = _Batch(n_batch, n_embd=embd_width, n_pos=model.n_pos) if embd_width else None
+        self._inputs: LayerInputs = named or HandedOut(self._ctx)
         if not causal:
             C.llama_set_causal_attn(self._ctx, False)
+        if named:
+            self._check(named, layers)
+
+    def _check(self, named: Named, layers: Sequence[int]) -> None:
+        """Have one token computed, to see whether the graph names what is wanted of it."""
+        try:
+            for layer in layers:
+                named.want(layer, True)
+            self.decode([0], 0)
+            named.check(self.model)
+        except BaseException:
+            self.close()
+            raise
+        for layer in layers:
+            named.want(layer, False)
+        self.clear()
 
     @property
     def pointer(self) -> Any:
@@ -181,7 +203,8 @@ class Context:
 
     def _send(self, batch: Any) -> None:
         pointer = self.pointer
-        status = decode_thread.run(lambda: C.llama_decode(pointer, batch))
+        with self._inputs.begin():
+            status = decode_thread.run(lambda: C.llama_decode(pointer, batch))
         if status != 0:
             why = {1: "its memory is full", 2: "it was aborted"}.get(status, f"status {status}")
             raise BackendError(f"llama.cpp could not decode {batch.n_tokens} tokens: {why}.")
@@ -203,12 +226,12 @@ class Context:
         return _view(ctypes.cast(pointer, ctypes.c_void_p).value, n, self.model.n_embd)
 
     def want_layer_input(self, layer: int, wanted: bool) -> None:
-        """Have each decode copy out the input of `layer`. The caller has checked that the architecture can."""
-        ext.set_embeddings_layer_inp(self.pointer, layer, wanted)
+        """Have each decode copy out the input of `layer`, one of `layers`."""
+        self._inputs.want(layer, wanted)
 
     def layer_input(self, layer: int, n: int) -> Floats:
         """Input of `layer` for all `n` tokens of the last decode, in batch order, [n, n_embd]; a view."""
-        return _view(ext.get_embeddings_layer_inp(self.pointer, layer), n, self.model.n_embd)
+        return _view(self._inputs.address(layer, n), n, self.model.n_embd)
 
     def copy_layer_inputs(self, layers: Sequence[int], out: Floats) -> None:
         """Write the inputs of `layers` for the one token of the last decode side by side into `out` [n · n_embd].
@@ -217,9 +240,7 @@ class Context:
         """
         to, size = out.ctypes.data, 4 * self.model.n_embd
         for i, layer in enumerate(layers):
-            if not (source := ext.get_embeddings_layer_inp(self.pointer, layer)):
-                raise BackendError(NO_OUTPUT)
-            ctypes.memmove(to + i * size, source, size)
+            ctypes.memmove(to + i * size, self._inputs.address(layer, 1), size)
 
     def want_lattice(self) -> None:
         """Have each token batch of a DFlash 2 drafter pack its lattice, one row a token."""

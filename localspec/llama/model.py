@@ -6,11 +6,13 @@ import ctypes
 import os
 import struct
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from localspec.errors import BackendError, ModelError
+from localspec.llama import native
 from localspec.llama.binding import C, Log, ext, gpu_offload, uninterrupted
 from localspec.llama.selftest import safe_to_repack
 
@@ -18,9 +20,9 @@ from localspec.llama.selftest import safe_to_repack
 class Model:
     """Weights and vocabulary of one GGUF file; a context manager that frees them.
 
-    `gpu_layers`: layers to put on the GPU, negative for all. `repack`: whether ggml may rearrange weights for its
-    fastest kernels; None lets it unless they crash here (`selftest`). Raises ModelError when llama.cpp refuses the
-    file.
+    `gpu_layers`: layers to put on the GPU, negative for all. `repack`: whether weights may be rearranged for ggml's
+    fastest kernels and ours; None lets them unless those crash here (`selftest`, `native`). Raises ModelError when
+    llama.cpp refuses the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = -1, repack: bool | None = None) -> None:
@@ -28,7 +30,10 @@ class Model:
         self.on_gpu = gpu_layers != 0 and gpu_offload()
         params = C.llama_model_default_params()
         params.n_gpu_layers = gpu_layers
-        params.use_extra_bufts = safe_to_repack() if repack is None else repack
+        if repack is None:
+            native.state()
+            repack = safe_to_repack()
+        params.use_extra_bufts = repack
         Log.clear()
         with uninterrupted():
             self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -49,10 +54,17 @@ class Model:
         return self._model
 
     @property
+    def arch(self) -> str:
+        """The architecture its file names."""
+        text = ctypes.create_string_buffer(256)
+        C.llama_model_meta_val_str(self.pointer, b"general.architecture", text, len(text))
+        return text.value.decode()
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja source of the chat template in the file, if there is one."""
         text = C.llama_model_chat_template(self.pointer, None)
-        return text.decode() if text else None
+        return text.decode("utf-8", "replace") if text else None
 
     @property
     def n_bytes(self) -> int:
@@ -88,6 +100,7 @@ class Model:
         self.close()
 
 
+_FENCE = "\x01"
 _MROPE = (C.LLAMA_ROPE_TYPE_MROPE, C.LLAMA_ROPE_TYPE_IMROPE)
 
 
@@ -108,8 +121,16 @@ class Vocab:
     def _vocab(self) -> Any:
         return C.llama_model_get_vocab(self._model.pointer)
 
-    def tokenize(self, text: str, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
-        """Token ids of `text`. Only with `parse_special` do texts like `<|im_end|>` become special tokens."""
+    def tokenize(
+        self, text: str, *, parse_special: bool = False, add_special: bool = False, continues: bool = False
+    ) -> list[int]:
+        """Token ids of `text`. Only with `parse_special` do texts like `<|im_end|>` become special tokens.
+
+        `continues`: other text stands before this one, so SentencePiece may not put a space between them.
+        """
+        if continues and self._adds_space:  # there is no option for it; no token but a byte's holds this character
+            ids = self.tokenize(_FENCE + text, parse_special=parse_special)
+            return ids[len(self.tokenize(_FENCE)) :]
         data = text.encode("utf-8", "replace")
         capacity = len(data) + 16
         while True:
@@ -118,6 +139,10 @@ class Vocab:
             if n >= 0:
                 return list(out[:n])
             capacity = -n
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        return b"".join(map(self.piece, self.tokenize("x"))) == b" x"
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; empty for control tokens."""
@@ -144,9 +169,18 @@ class Vocab:
 
     def special_texts(self) -> list[str]:
         """Texts that become control tokens with `parse_special` only (user-defined tokens are parsed in any text)."""
-        special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
-        attributes = (C.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_tokens))
-        return [self.text(token) for token, attribute in enumerate(attributes) if attribute & special]
+        return self._texts(C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN)
+
+    def user_defined_texts(self) -> list[str]:
+        """Texts that become a token of their own wherever they stand."""
+        return self._texts(C.LLAMA_TOKEN_ATTR_USER_DEFINED)
+
+    def _texts(self, kind: int) -> list[str]:
+        return [self.text(token) for token, attribute in enumerate(self._attributes) if attribute & kind]
+
+    @cached_property
+    def _attributes(self) -> list[int]:
+        return [int(C.llama_vocab_get_attr(self._vocab, token)) for token in range(self.n_tokens)]
 
 
 def knows_architecture(arch: str) -> bool:

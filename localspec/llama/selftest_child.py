@@ -15,8 +15,8 @@ from localspec.llama.model import Model
 N_EMBD = 256
 
 
-def write_model(path: Path) -> None:
-    """A one-layer llama of random Q8_0 weights and no vocabulary, 1 MB: enough to reach the matrix kernels."""
+def write_model(path: Path, encoding: gguf.GGMLQuantizationType) -> None:
+    """A one-layer llama of random weights and no vocabulary, 1 MB: enough to reach the matrix kernels."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(N_EMBD)
@@ -32,8 +32,7 @@ def write_model(path: Path) -> None:
     shapes |= {"blk.0.ffn_gate": wide, "blk.0.ffn_up": wide, "blk.0.ffn_down": wide[::-1]}
     for name, shape in (shapes | {"token_embd": square, "output": square}).items():
         weights = random.normal(0, 0.05, shape).astype(np.float32)
-        data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(weights, encoding), raw_dtype=encoding)
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(N_EMBD, np.float32))
     writer.write_header_to_file()
@@ -46,7 +45,7 @@ def _decode() -> None:
     """What the child does: decode 1, 2 and 33 tokens with repacked weights."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        write_model(path)
+        write_model(path, gguf.GGMLQuantizationType.Q8_0)
         with Model(path, repack=True) as model, Context(model, n_ctx=64, n_batch=64, n_threads=1) as context:
             for n in (1, 2, 33):
                 context.decode(range(n), 0)

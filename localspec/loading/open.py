@@ -15,13 +15,13 @@ from localspec.engine.generate import Engine
 from localspec.engine.plan import Drafting
 from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import PairError
-from localspec.llama import Header, Model, read_header, system_info
+from localspec.llama import Header, Model, native, read_header, system_info
 from localspec.pair import Pair, Parts
 from localspec.planning.exactness import ExactnessKeeper
 from localspec.planning.keeper import ProfileKeeper
-from localspec.planning.planner import Planner
+from localspec.planning.plans import Plans
 from localspec.planning.store import ProfileStore
-from localspec.text import ChatTemplate
+from localspec.template import ChatTemplate
 
 
 def open_pair(
@@ -55,7 +55,7 @@ def open_pair(
         return Pair(
             Parts(
                 engine=engine,
-                planner=Planner(_drafting(draft_head, speaker), keeper, exactness),
+                plans=Plans(_drafting(draft_head, speaker), keeper, exactness),
                 vocab=vocab,
                 template=ChatTemplate(source, vocab, thinking=thinking) if source else None,
                 target_path=target,
@@ -125,4 +125,4 @@ def _drafting(head: Header | None, target: Target) -> Drafting | None:
 def _identity(paths: Sequence[Path | None], *settings: int | None) -> str:
     """What a measured costs holds for: these very files on this build with these settings."""
     stats = [path.stat() for path in paths if path]
-    return repr((system_info(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))
+    return repr((system_info(), native.identity(), settings, [(stat.st_size, stat.st_mtime_ns) for stat in stats]))

@@ -16,7 +16,7 @@ TREE = 16  # nodes of a tree whose size nobody said
 CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
 
 
-class Planner:
+class Plans:
     """Plans for a pair that can draft what `drafting` says (None: nothing)."""
 
     def __init__(self, drafting: Drafting | None, profile: ProfileKeeper, exactness: ExactnessKeeper) -> None:
