@@ -15,8 +15,9 @@ from localspec import prompt as prompts
 from localspec.answer import Chunk, Result, Stream
 from localspec.chat import Chat
 from localspec.engine.generate import Engine, generate
-from localspec.engine.paths import NOTHING
+from localspec.engine.paths import NOTHING, Draft
 from localspec.engine.plan import Drafting
+from localspec.engine.replay import Rounds, replay
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.llama import Vocab
@@ -178,6 +179,21 @@ class Pair:
             row: NDArray[np.float32] = self.engine.target.verify(tokens[-1], NOTHING)[0].copy()
             self.engine.forget()
         return row
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """What each round of the last answer has verified besides the token before it."""
+        return self.engine.drafts
+
+    def replay(self, ids: Sequence[int], rounds: Rounds, at: int) -> NDArray[np.float32] | None:
+        """Logits [n_vocab] of token `at` of an answer to `ids`, computed afresh in the passes of its `rounds`."""
+        with self._turns.work():
+            self.engine.forget()
+            self.engine.start(ids, spec=False)
+            try:
+                return replay(self.engine.target, ids[-1], rounds, at)
+            finally:
+                self.engine.forget()
 
     def forget(self) -> None:
         """Empty both KV caches: the next answer reads its whole prompt."""

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.engine.paths import Draft
+from localspec.engine.replay import Rounds
 from localspec.pair import Pair
 from localspec.planning.exactness import Promise
 
-Rounds = Sequence[tuple[Draft, Sequence[int]]]  # what each round verified, and the tokens it emitted
 Floats = NDArray[np.float32]
 
 
@@ -181,7 +181,7 @@ class _Comparison:
         if not self._exactness.reading:
             self._pair.forget()  # what `_row` does again must not depend on what was cached
         said = [chunk.tokens for chunk in self._pair.stream(self._ids, **options)]
-        return list(zip(self._pair.engine.drafts, said, strict=False))
+        return list(zip(self._pair.drafts, said, strict=False))
 
     def _n_rounds(self) -> int:
         """Rounds of the drafted answer up to the one that decided on `at`."""
@@ -195,33 +195,7 @@ class _Comparison:
     def _row(self, rounds: Rounds) -> Floats | None:
         """Logits of the place `at`, by the passes of `rounds`; None where they do not come to it."""
         assert self.at is not None
-        engine, left = self._pair.engine, self.at
-        engine.forget()
-        engine.start(self._ids, spec=False)
-        anchor = self._ids[-1]
-        try:
-            for draft, said in rounds:
-                rows, way = engine.target.verify(anchor, draft), _way(draft, said[:left])
-                if len(said) > left:
-                    return rows[way[-1]].copy() if len(way) == left + 1 else None
-                if len(way) < len(said):
-                    return None  # a token that was neither drafted nor the pass's last word
-                engine.target.commit(way[: len(said)])
-                anchor, left = said[-1], left - len(said)
-            return None
-        finally:
-            engine.forget()
-
-
-def _way(draft: Draft, said: Sequence[int]) -> list[int]:
-    """Rows of the pass over an anchor and `draft`, down from the anchor's along `said` as far as that was drafted."""
-    rows = [0]
-    for token in said:
-        under = [i for i, parent in enumerate(draft.parents) if parent == rows[-1] - 1 and draft.tokens[i] == token]
-        if not under:
-            break
-        rows.append(under[0] + 1)
-    return rows
+        return self._pair.replay(self._ids, rounds, self.at)
 
 
 def _tokens(rounds: Rounds) -> list[int]:
