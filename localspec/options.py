@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MEANINGS = """
 Options, with their defaults:
-    max_tokens (None): the answer's length at most; None goes on to the end of the context.
-    stop (()): a text or several, at the first of which the answer ends; it is not part of it.
+    max_tokens (None): the length at most, reasoning included; None goes on to the end of the context.
+    stop (()): a text or several, at the first of which the answer ends; not part of it, not looked for in reasoning.
     temperature (0): 0 always takes the likeliest token; then the words are the same every time.
     top_k (40), top_p (0.95), min_p (0.05): llama.cpp's filters; 0, 1 and 0 switch them off. They count above 0 only.
     repeat_penalty (1), presence_penalty (0), frequency_penalty (0), penalty_last_n (64): llama.cpp's penalties.

@@ -143,7 +143,8 @@ class Pair:
         sampler = Sampler(settings.sampling)
         pool = self._plans.needs_pool(settings, lambda: self.engine.lag(ids))
         plan = self._plans.plan(settings, sampler, pool=pool)
-        prefill = self.engine.start(ids, spec=pool, progress=settings.progress)
+        keep_at = self.template.n_before_answer(ids) if self.template else None
+        prefill = self.engine.start(ids, spec=pool, keep_at=keep_at, progress=settings.progress)
         result.stats = Stats(prompt_n=prefill.n + 1, cached_n=prefill.n_cached, prompt_s=prefill.total_s)
         for round in generate(self.engine, plan=plan, sampler=sampler, clip=text.clip):
             result.stats.add(round)

@@ -86,6 +86,24 @@ class ChatTemplate:
             ids += self.vocab.tokenize(part, parse_special=True, continues=True)
         return ids
 
+    def n_before_answer(self, prompt: Sequence[int]) -> int | None:
+        """How many tokens of `prompt` stand before its generation prompt; None if it does not end with one.
+
+        Templates take this part back: behind a later turn the answer stands without its thoughts.
+        """
+        n = len(prompt) - len(self._generation_prompt)
+        return n if self._generation_prompt and list(prompt[n:]) == self._generation_prompt else None
+
+    @cached_property
+    def _generation_prompt(self) -> list[int]:
+        """What the template writes only to have an answer begin; empty where it has no such part."""
+        turn = [{"role": "user", "content": PROBE}]
+        try:
+            asked, opened = self.render(turn, generate=False), self.render(turn)
+        except TemplateError:
+            return []
+        return self.tokenize(opened.removeprefix(asked), continues=True) if opened.startswith(asked) else []
+
     def parser(self, prompt: Sequence[int]) -> ReasoningParser:
         """What tells reasoning from the answer to `prompt`; all is answer where `prompt` is no turn of a chat."""
         if self.channels is None:

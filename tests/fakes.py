@@ -134,10 +134,16 @@ class FakeTarget:
 
     def rewind(self, n: int) -> int:
         if n < len(self.memory):
-            n = 0 if self.recurrent else n
+            n = self.reachable(n)
             del self.memory[n:]
         self.faults.check("rewind", True)
         return n
+
+    def reachable(self, n: int) -> int:
+        return 0 if self.recurrent and n < len(self.memory) else n
+
+    def checkpoint(self) -> None:
+        self.calls["checkpoint"] += 1
 
     def forget(self) -> None:
         self.memory.clear()

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from localspec import machine as this_machine
 from localspec.cli.main import main
-from localspec.engine import drafter, target
+from localspec.engine import checkpoints, drafter, target
 from localspec.errors import ModelError, OptionError
 from localspec.hub import registry
 from localspec.llama import Context, Header, Model, TensorInfo, read_header, set_verbose, with_shards
@@ -455,6 +455,23 @@ def test_a_card_needs_room_for_all_of_it() -> None:
 
 def test_the_batches_are_those_of_the_two_actors() -> None:
     assert (memory_plan.TARGET_BATCH, memory_plan.DRAFTER_BATCH) == (target.N_BATCH, drafter.N_BATCH)
+    limits = (memory_plan.CHECKPOINTS, memory_plan.CHECKPOINTS_BYTES)
+    assert limits == (checkpoints.MAX_CHECKPOINTS, checkpoints.MAX_BYTES)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35", "muse-glimmer", "mamba"])
+def test_checkpoints_are_as_large_as_planned(tmp_path: Path, arch: str) -> None:
+    speaker = tiny.write_target(tmp_path / "t.gguf", arch)
+    with open_pair(speaker, n_ctx=512, n_threads=1) as pair:
+        pair.generate([1] * 100, max_tokens=1)
+        kept = pair.engine.target._checkpoints.n_bytes
+    planned = memory_plan._checkpoints(read_header(speaker), 512) // memory_plan.CHECKPOINTS
+    assert planned == pytest.approx(kept, abs=2048)  # llama.cpp's own headers, for each layer and cell
+    assert (planned > 0) == (arch != "llama")
+
+
+def test_states_too_large_to_keep_are_not_planned_for() -> None:
+    assert memory_plan._checkpoints(header(dense("gemma3", **LLAMA_8B), attention__sliding_window=8000), 8192) == 0
 
 
 @pytest.fixture
@@ -476,7 +493,7 @@ BUFFERS = r"~llama_context: +CPU compute buffer size is +([\d.]+) MiB"  # when i
 ROUNDING, QUARTER = 0.01 * MIB, 0.25
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "muse-glimmer"])
 @pytest.mark.parametrize("n_ctx", [512, 3000])
 def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, n_ctx: int) -> None:
     speaker = tiny.write_target(tmp_path / "t.gguf", arch)

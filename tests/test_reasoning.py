@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +129,21 @@ def test_reasoning_is_told_from_the_answer_wherever_the_text_is_cut(
     for width in (1, 2, 3, 7):
         pieces = [said[i : i + width] for i in range(0, len(said), width)]
         assert sorted_out(pieces, prompt, prompt, channels) == (answer, reasoning)
+
+
+def test_the_cuts_of_any_text_change_nothing() -> None:
+    for seed in range(400):
+        rng = random.Random(seed)
+        source, prompt, *_ = rng.choice(CASES)
+        channels = channels_of(source, prompt)
+        assert channels
+        words = [*channels.marks, *"<|>/", " ", "\n", "a", "thi", "analysis", "to=self"]
+        said = "".join(rng.choices(words, k=40))
+        whole = sorted_out([said], prompt, prompt, channels)
+        for _ in range(5):
+            cuts = sorted(rng.choices(range(len(said)), k=rng.randrange(1, 30)))
+            pieces = [said[a:b] for a, b in itertools.pairwise([0, *cuts, len(said)])]
+            assert sorted_out(pieces, prompt, prompt, channels) == whole, (seed, said, pieces)
 
 
 @pytest.mark.parametrize(

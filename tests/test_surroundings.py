@@ -42,6 +42,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["-m", str(target), "-c", "256", "-t", "1", "-n", "3"]
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written into the working directory does not stay."""
+    monkeypatch.chdir(tmp_path)
+
+
 def localspec(*arguments: str, before: str = "", **environment: str | None) -> subprocess.CompletedProcess[str]:
     """The command in a child process; a variable that is None is taken out."""
     changed = {**os.environ, **environment}

@@ -55,6 +55,23 @@ def test_without_generation_the_conversation_ends_with_its_last_message(model: M
     assert template(model).render([USER], generate=False) == "<|im_start|>user\nthe sea<|im_end|>\n"
 
 
+def test_where_the_answer_is_opened(model: Model) -> None:
+    """Behind all turns; the mark of a thought, which the template takes back later, is part of the opening."""
+    for opening in ("", "<think>\n", "<think>\n\n</think>\n\n"):
+        thinking = tiny.CHATML.replace("assistant\n'", f"assistant\n{opening}'").replace("\n", "\\n")
+        chat = template(model, thinking)
+        asked, opened = (chat.tokenize(chat.render([USER], generate=generate)) for generate in (False, True))
+        assert chat.n_before_answer(opened) == len(asked)
+        assert chat.n_before_answer([*asked, *opened]) == len(asked) * 2
+        assert chat.n_before_answer(asked) is None
+        assert chat.n_before_answer([]) is None
+
+
+def test_templates_that_open_no_answer_say_so(model: Model) -> None:
+    for source in ("{{ messages[0].content }}", "{{ raise_exception('system first') }}"):
+        assert template(model, source).n_before_answer([1, 2, 3]) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -35,7 +35,7 @@ def opened(model: Model, **options: Any) -> Iterator[Context]:
         yield context
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "qwen2", "muse-glimmer", "mamba"])
 def test_target_answers_depend_on_context(tmp_path: Path, arch: str) -> None:
     path = tiny.write_target(tmp_path / "target.gguf", arch)
     with Model(path) as model, opened(model) as context:
@@ -142,7 +142,7 @@ def walk(rows: np.ndarray[Any, np.dtype[np.float32]], k: int) -> list[int]:
     return path
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "muse-glimmer"])
 @pytest.mark.parametrize("options", DRAFTERS, ids=repr)
 def test_drafter_drafts(tmp_path: Path, arch: str, options: dict[str, Any]) -> None:
     """A good drafter names the bare bigram's walk to the letter, whatever its format."""

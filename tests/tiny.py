@@ -41,7 +41,7 @@ HEAD_DIM = 32
 FILE_TYPE_F32 = 0
 WIDE = ("qwen2", "phi3", "olmo2")  # their query is as wide as the model
 PRE_NORMS = {"qwen35": ("attn_norm", "post_attention_norm"), "olmo2": ()}
-POST_NORMS = ("gemma3", "olmo2")
+POST_NORMS = ("gemma3", "olmo2", "muse-glimmer")
 
 
 def next_code(code: int, steps: int = 1) -> int:
@@ -146,7 +146,8 @@ def write_target(
     drop_keys: Collection[str] = (),
     drop_tensors: Collection[str] = (),
 ) -> Path:
-    """Write a target: `llama`, `qwen3`, `qwen35` (hybrid, M-RoPE), or one whose layer inputs llama.cpp does not hand
+    """Write a target: `llama`, `qwen3`, `qwen35` (hybrid, M-RoPE), `muse-glimmer` (three of four layers see a window
+    of 16 tokens), `mamba` (recurrent only, cannot be drafted for), or one whose layer inputs llama.cpp does not hand
     out: `qwen2`, `gemma3`, `phi3`, `granite`, `olmo2`, `mistral3`.
 
     `context` says how far the layers bend the bigram: 0 never, 1 every few tokens, 2 chaos.
@@ -199,6 +200,18 @@ def _arch_keys(arch: str, n_embd: int) -> Keys:
             "qwen35.ssm.time_step_rank": 2,
             "qwen35.ssm.inner_size": 2 * HEAD_DIM,
         }
+    if arch == "muse-glimmer":
+        return {"muse-glimmer.attention.sliding_window": 16, "muse-glimmer.logit_scale": 1.0}
+    if arch == "mamba":
+        return {
+            "mamba.feed_forward_length": 0,
+            "mamba.attention.head_count": 0,
+            "mamba.attention.head_count_kv": 0,
+            "mamba.ssm.conv_kernel": 4,
+            "mamba.ssm.inner_size": 2 * n_embd,
+            "mamba.ssm.state_size": 16,
+            "mamba.ssm.time_step_rank": 8,
+        }
     if arch in ("llama", "qwen3", "gemma3", "mistral3"):
         return {}
     raise ValueError(f"no tiny target of architecture {arch!r}")
@@ -231,6 +244,8 @@ def _matrix(rng: np.random.Generator, n_out: int, n_in: int, scale: float = 1.0)
 def _block(rng: np.random.Generator, arch: str, keys: Keys, layer: int, context: float) -> Tensors:
     """One decoder layer; `context` scales what it adds to the residual stream."""
     n_embd, n_ff = keys[f"{arch}.embedding_length"], keys[f"{arch}.feed_forward_length"]
+    if arch == "mamba":
+        return _mamba(rng, n_embd, context)
     if arch == "qwen35" and (layer + 1) % keys["qwen35.full_attention_interval"]:
         mixer = _delta_net(rng, n_embd, context)
     else:
@@ -253,13 +268,15 @@ def _block(rng: np.random.Generator, arch: str, keys: Keys, layer: int, context:
 
 def _attention(rng: np.random.Generator, arch: str, n_embd: int, n_head: int, context: float) -> Tensors:
     n_q = n_head * HEAD_DIM
-    has_gate, has_norms = arch == "qwen35", arch in ("qwen3", "qwen35", "gemma3", "olmo2")
+    has_gate, has_norms = arch == "qwen35", arch in ("qwen3", "qwen35", "muse-glimmer", "gemma3", "olmo2")
     tensors = {
         "attn_q.weight": _matrix(rng, n_q * (2 if has_gate else 1), n_embd, 3.0),
         "attn_k.weight": _matrix(rng, HEAD_DIM, n_embd),
         "attn_v.weight": _matrix(rng, HEAD_DIM, n_embd),
         "attn_output.weight": _matrix(rng, n_embd, n_q, context),
     }
+    if arch == "muse-glimmer":
+        tensors["attn_gate.weight"] = _matrix(rng, n_q, n_embd)
     n_norm = n_q if arch == "olmo2" else HEAD_DIM  # over all heads or each
     norms = {"attn_q_norm.weight": np.full(n_norm, 3.0), "attn_k_norm.weight": np.ones(HEAD_DIM)}
     return tensors | norms if has_norms else tensors
@@ -279,6 +296,23 @@ def _delta_net(rng: np.random.Generator, n_embd: int, context: float) -> Tensors
         "ssm_alpha.weight": _matrix(rng, 2, n_embd),
         "ssm_norm.weight": np.ones(HEAD_DIM),
         "ssm_out.weight": _matrix(rng, n_embd, n_value, context),
+    }
+
+
+def _mamba(rng: np.random.Generator, n_embd: int, context: float) -> Tensors:
+    """A layer of mamba: a selective scan with a state of 16 numbers a channel, and nothing else."""
+    n_inner, n_state, n_rank = 2 * n_embd, 16, 8
+    return {
+        "attn_norm.weight": np.ones(n_embd),
+        "ssm_in.weight": _matrix(rng, 2 * n_inner, n_embd),
+        "ssm_conv1d.weight": 0.5 * rng.standard_normal((n_inner, 4)),
+        "ssm_conv1d.bias": np.zeros(n_inner),
+        "ssm_x.weight": _matrix(rng, n_rank + 2 * n_state, n_inner),
+        "ssm_dt.weight": _matrix(rng, n_inner, n_rank),
+        "ssm_dt.bias": rng.uniform(-3.0, -1.0, n_inner),
+        "ssm_a": -rng.uniform(0.5, 2.0, (n_inner, n_state)),
+        "ssm_d": np.ones(n_inner),
+        "ssm_out.weight": _matrix(rng, n_embd, n_inner, 2.0 * context),
     }
 
 

@@ -2,7 +2,7 @@
 
 `rows` [n_draft + 1, n_vocab] are the target's logits behind the anchor (row 0) and behind each drafted token (row
 i + 1). Both return the tokens the round emits, the accepted ones and one more of the target's own, and for each the row
-it was decided on: these are the rows of the batch that stay in memory.
+it was decided on: these are the rows of the batch that stay in the KV cache.
 """
 
 from __future__ import annotations

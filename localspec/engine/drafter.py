@@ -15,7 +15,7 @@ POOL = 16  # candidates a slot taken from a DFlash 1 drafter's logits
 
 
 class Drafter:
-    """A drafter with its memory of `n_past` positions, written by `inject` only."""
+    """A drafter with its KV cache of `n_past` positions, written by `inject` only."""
 
     def __init__(
         self, model: Model, target: Target, *, block_size: int, causal: bool, n_threads: int | None = None
@@ -66,7 +66,7 @@ class Drafter:
             self.n_past = n
 
     def forget(self) -> None:
-        """Empty the memory, whatever state it is in."""
+        """Empty the KV cache, whatever is in it."""
         self.context.clear()
         self.n_past = 0
 

@@ -1,7 +1,7 @@
 """The round, repeated: draft, select, verify, accept, roll back, inject.
 
-Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither memory; both memories hold exactly the
-positions before it. Plain decoding is the same loop with an empty draft.
+Between rounds `tokens[-1]`, the anchor, has been emitted but is in neither KV cache; both hold exactly the positions
+before it. Plain decoding is the same loop with an empty draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localspec.engine.plan import Plan
 from localspec.engine.reading import Reading
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
-from localspec.engine.target import Target
+from localspec.engine.target import N_BATCH, Target
 from localspec.errors import OptionError
 
 N_WAIT = 512  # rounds whose features may wait for their injection
@@ -31,7 +31,7 @@ Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to 
 
 @dataclass(frozen=True)
 class Prefill:
-    """What reading the prompt took: `n_cached` tokens were in memory already, `n` were read in `total_s` seconds."""
+    """What reading the prompt took: `n_cached` tokens were in the KV cache, `n` were read in `total_s` seconds."""
 
     n_cached: int
     n: int
@@ -52,7 +52,7 @@ class Engine:
         self._n_read = 0  # of the target's positions, the first ones that come from reading a prompt
         self._spec = False  # whether the drafter keeps up with the target
         self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
-        self._in_sync = True  # False while the memories are changing: after an interrupt they are not trusted
+        self._in_sync = True  # False while the KV caches change: after an interrupt they are not trusted
 
     @property
     def room(self) -> int:
@@ -60,33 +60,51 @@ class Engine:
         return self.target.n_ctx - len(self.tokens)
 
     def lag(self, prompt: Sequence[int]) -> int:
-        """Tokens of `prompt` that the target remembers and would read again for the drafter's sake only."""
+        """Tokens of `prompt` that the target holds and would read again for the drafter's sake only."""
         if self.drafter is None or not self._in_sync:
             return 0
-        waiting = sum(len(features) for features in self._pending)
-        return max(0, self._known(prompt) - self.drafter.n_past - waiting)
+        known = self._known(prompt)
+        held = self.drafter.n_past + sum(len(features) for features in self._pending)
+        return self.target.reachable(known) - self.target.reachable(min(known, held))
 
     def start(
-        self, prompt: Sequence[int], *, spec: bool, progress: Callable[[int, int], None] | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        spec: bool,
+        keep_at: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Prefill:
-        """Bring both memories to the prompt, re-using what they hold; its last token becomes the anchor.
+        """Bring both KV caches to the prompt, re-using what they hold; its last token becomes the anchor.
 
-        `progress(done, all)` is called after each chunk. With `spec` false the drafter stays behind.
+        `keep_at`: how many of its tokens the next prompt will begin with (None: all); a target that cannot go back
+        freely keeps a checkpoint there. `progress(done, all)` is called after each chunk. With `spec` false the drafter
+        stays behind.
         """
         began = perf_counter()
-        keep = self._rewind_to_common(prompt, spec)
-        self.tokens, self.drafts, end = list(prompt), [], len(prompt) - 1
+        known = self._known(prompt) if self._in_sync else 0
+        keep, end = self._rewind_to_common(prompt, spec), len(prompt) - 1
+        self.tokens, self.drafts = list(prompt), []
         self.target.expose_features(spec)
         self._spec = spec
-        for chunk in self.reading.chunks(keep, end):
+        marks = {end if keep_at is None else self.reading.mark(keep_at, end)}
+        if keep < known:  # where prompts have parted once, they will again: behind a system message, a turn undone
+            marks.add(self.reading.mark(known, end))
+        self._checkpoint_at(marks)
+        for chunk in self.reading.chunks(keep, end, marks, N_BATCH):
             self.target.prefill(self.tokens[chunk])
             if spec and self.drafter:
                 self.drafter.inject(self.target.features(slice(chunk.stop - chunk.start)))
+            self._checkpoint_at(marks)
             if progress:
                 progress(chunk.stop, end)
         self._n_read = end if keep <= self._n_read else self._n_read
         self._in_sync = True
         return Prefill(keep, end - keep, perf_counter() - began)
+
+    def _checkpoint_at(self, marks: set[int]) -> None:
+        if self.target.n_past in marks:
+            self.target.checkpoint()
 
     def round(self, plan: Plan, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
         """One round as `plan` wants it. Returns it and whether the answer ends with it."""
@@ -152,7 +170,7 @@ class Engine:
         self._pending.clear()
 
     def forget(self) -> None:
-        """Trust neither memory any more: the next `start` reads its whole prompt."""
+        """Trust neither KV cache any more: the next `start` reads its whole prompt."""
         self.tokens, self._in_sync = [], False
 
     def _rewind_to_common(self, prompt: Sequence[int], spec: bool) -> int:
@@ -187,7 +205,7 @@ class Engine:
 def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Iterator[Round]:
     """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
 
-    Raises OptionError when another answer has been started meanwhile: the memories are no longer this one's.
+    Raises OptionError when another answer has been started meanwhile: the KV caches are no longer this one's.
     """
     tokens, ends = engine.tokens, False
     while not ends and engine.room >= 0:

@@ -6,7 +6,7 @@ again as a fresh reading would leave: passes over prompts begin and end at fixed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 
@@ -29,10 +29,15 @@ class Reading:
         n = min(n, n_read)
         return n if n == n_read == end else n - n % self.block
 
-    def chunks(self, start: int, end: int) -> Iterator[slice]:
-        """The passes from `start` to `end`."""
-        whole = end - end % self.block
+    def mark(self, n: int, end: int) -> int:
+        """The last place up to `n` at which a pass may end when a prompt is read to `end`."""
+        return end if n >= end else n - n % self.block
+
+    def chunks(self, start: int, end: int, marks: Collection[int] = (), n_batch: int = 512) -> Iterator[slice]:
+        """The passes from `start` to `end`, over `n_batch` tokens at most; one ends at each of `marks`."""
+        most = min(self.most, n_batch)
+        stops = {end, end - end % self.block, *marks}
         while start < end:
-            stop = min(start - start % self.most + self.most, whole if start < whole else end)
+            stop = min(start - start % most + most, *(stop for stop in stops if stop > start))
             yield slice(start, stop)
             start = stop

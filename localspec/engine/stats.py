@@ -33,7 +33,7 @@ class Round:
 class Stats:
     """Figures of one answer.
 
-    `prompt_n` tokens were prefilled in `prompt_s` seconds, `cached_n` more were still in memory. `predicted_n` tokens
+    `prompt_n` tokens were prefilled in `prompt_s` seconds, `cached_n` more were in the KV cache. `predicted_n` tokens
     were emitted in `predicted_s` seconds and `n_rounds` rounds, `n_parked` of them while drafting did not pay.
     `draft_n` were drafted, `draft_n_accepted` kept. `drafted_per_slot[k]` counts the rounds that drafted slot k + 1,
     `accepted_per_slot[k]` those that kept it.

@@ -1,7 +1,13 @@
 """The target: the model the user wants to hear. It prefills, verifies, and goes back.
 
-A tree is verified in one batch: each way from the anchor to a leaf is a sequence of its own, the past belongs to all of
-them, and afterwards so does the way that is kept.
+A tree is verified in one batch: each path from the anchor to a leaf is a sequence of its own, the past belongs to all
+of them, and afterwards so does the path that is kept.
+
+Going back depends on the model. A KV cache drops its last tokens, any number of them. A recurrent state (alone, or
+beside the KV cache of a hybrid model) is one sum over all tokens: llama.cpp keeps a snapshot of it behind each of the
+last `n_rollback` tokens *of one batch*, and lets one of them be chosen once; it overwrites them with the next batch and
+does not say which are stale. A sliding window has dropped the tokens before it. Where neither helps there are
+checkpoints: states saved at places to which the next prompt is likely to return.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.engine.checkpoints import MAX_BYTES, Checkpoints
 from localspec.engine.paths import Draft, depths, leaves
 from localspec.errors import BackendError
 from localspec.llama import Context, Model, Sequences
@@ -21,7 +28,7 @@ BURIED = MAX_LEAVES  # a sequence that is never decoded
 
 
 class Target:
-    """A model with its memory, `n_past` positions.
+    """A model with its KV cache and recurrent state, which hold `n_past` positions.
 
     `layers`: the layers whose inputs a drafter reads (empty: none). `draft_max`: the longest draft to verify, which a
     recurrent model must be able to roll back; `can_roll_back` is False where it cannot. `can_branch` tells whether it
@@ -59,6 +66,8 @@ class Target:
         self._n_seq = 1  # sequences that share the past
         self._n_buried = 0
         self._tree: Draft | None = None  # the last verify's, if it was no chain
+        self._oldest_snapshot = 0  # the fewest positions a recurrent state can be rolled back to
+        self._checkpoints = Checkpoints()
 
     def expose_features(self, wanted: bool) -> None:
         """Have the following decodes copy out the drafter's layer inputs, or not."""
@@ -68,7 +77,7 @@ class Target:
             self._exposing = wanted
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Read up to `N_BATCH` tokens into memory, without logits."""
+        """Read up to `N_BATCH` tokens into the KV cache, without logits."""
         self._decode(tokens, output=False)
         self.n_past += len(tokens)
 
@@ -99,34 +108,50 @@ class Target:
         return self._features[:n]
 
     def commit(self, rows: Sequence[int]) -> None:
-        """Of the last verify's batch keep `rows`, a way down from the anchor (row 0). Exactly once per verify."""
+        """Of the last verify's batch keep `rows`, a path down from the anchor (row 0). Exactly once per verify.
+
+        Raises BackendError if llama.cpp cannot roll the others back.
+        """
         n = self.n_past + len(rows)
         if self._tree:
             self._prune(self._tree, rows)
         elif len(rows) < self._n_batch and not self._remove(n):
             raise BackendError(
-                f"the memory of {self.model.path.name} cannot go back from {self.n_past + self._n_batch} to {n} "
+                f"the KV cache of {self.model.path.name} cannot go back from {self.n_past + self._n_batch} to {n} "
                 "tokens; use --draft-max 0."
             )
         self.n_past = n
 
-    def rewind(self, n: int) -> int:
-        """Go back to the first `n` positions, however far; returns how many are really kept (perhaps none).
+    def checkpoint(self) -> None:
+        """Save the state as it is, to come back to; does nothing where the KV cache can go back anywhere.
 
-        Recurrent memories cannot go back far, and a sliding window has forgotten what lay before it.
+        Nor where a state is too large, as that of a window of 4,096 tokens may be.
         """
-        if n < self.n_past:
-            whole = self._remove(n) and 0 <= self.context.first_position() <= self._oldest_needed(n)
-            if n == 0 or not whole:
+        forgets = self.model.is_recurrent or 0 < self.model.n_swa < self.n_ctx
+        if forgets and 0 < self.n_past not in self._checkpoints and self.context.state_bytes() <= MAX_BYTES:
+            self._checkpoints.add(self.n_past, self.context.save_state())
+
+    def reachable(self, n: int) -> int:
+        """The most positions, at most `n`, that `rewind(n)` can keep."""
+        return n if self._can_go_back(n) else self._checkpoints.before(n)
+
+    def rewind(self, n: int) -> int:
+        """Go back to the first `n` positions; returns how many are really kept: all, those of a checkpoint, or none."""
+        kept = self.reachable(n) if n < self.n_past else n
+        if kept < self.n_past:
+            whole = self._remove(kept) if self._can_go_back(kept) else self._restore(kept)
+            if kept == 0 or not whole:
                 self.forget()
-                n = 0
-            self.n_past = n
-        return n
+                return 0
+            self.n_past = kept
+            self._checkpoints.truncate(kept)
+        return kept
 
     def forget(self) -> None:
-        """Empty the memory, whatever state it is in."""
+        """Empty the KV cache and the state, whatever is in them, and drop the checkpoints."""
         self.context.clear()
-        self.n_past, self._n_seq, self._n_buried = 0, 1, 0
+        self.n_past, self._n_seq, self._n_buried, self._oldest_snapshot = 0, 1, 0, 0
+        self._checkpoints.truncate(0)
 
     def close(self) -> None:
         self.context.close()
@@ -135,6 +160,8 @@ class Target:
         self._make_room(len(tokens))
         everybody: Sequences = 0 if self._n_seq == 1 else [range(self._n_seq)] * len(tokens)
         self._n_batch = len(tokens)
+        n_snapshots = min(len(tokens) - 1, self.context.n_rollback)  # none of the place before the batch
+        self._oldest_snapshot = self.n_past + len(tokens) - n_snapshots
         self.context.decode(tokens, self.n_past, seq=everybody, output=output)
 
     def _decode_tree(self, tokens: Sequence[int], tree: Draft) -> None:
@@ -152,7 +179,7 @@ class Target:
         self._n_seq = max(n, self._n_seq)
 
     def _prune(self, tree: Draft, rows: Sequence[int]) -> None:
-        """Leave `rows` in memory, the common past of all sequences again, and nothing else of the tree."""
+        """Leave `rows` in the KV cache, the common past of all sequences again, and nothing else of the tree."""
         under, start, n = leaves(tree.parents), self.n_past + 1, len(rows) - 1
         winner = under[rows[-1] - 1][0] if n else 0
         if self.context.exact:
@@ -177,14 +204,23 @@ class Target:
                 self._n_buried += 1
 
     def _make_room(self, n: int) -> None:
-        """Give up buried cells when the memory would overflow; the order of cells is lost, the text is not."""
+        """Give up buried cells when the KV cache would overflow; the order of cells is lost, the text is not."""
         if self._n_buried and self.n_past + self._n_buried + n > self.n_ctx:
             self.context.remove(0, seq=BURIED)
             self._n_buried = 0
 
+    def _can_go_back(self, n: int) -> bool:
+        """Whether all that the token behind the first `n` positions depends on is still there."""
+        if self.model.is_recurrent:
+            # a window beside a recurrent state cannot be asked for its oldest position: commit never needs to
+            return n == self.n_past or (n >= self._oldest_snapshot and not self.model.n_swa)
+        return not self.model.n_swa or 0 <= self.context.first_position() <= max(0, n - self.model.n_swa)
+
     def _remove(self, n: int) -> bool:
-        """Forget all positions from `n` on; False if the memory cannot go back that far."""
+        """Drop all positions from `n` on; False if llama.cpp cannot."""
+        self._oldest_snapshot = max(n, self._oldest_snapshot)  # a snapshot is chosen once: from here no farther back
         return all(self.context.remove(n, seq=seq) for seq in range(self._n_seq))  # only one that cannot go back fails
 
-    def _oldest_needed(self, n: int) -> int:
-        return max(0, n - self.model.n_swa) if self.model.n_swa else 0
+    def _restore(self, n: int) -> bool:
+        """Go back to the checkpoint of `n` positions; the KV cache that it is no copy of still holds them all."""
+        return n > 0 and self.context.load_state(self._checkpoints[n]) and self._remove(n)

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from localspec.errors import BackendError
+from localspec.llama.openmp import waiting_briefly
 
 PINNED = "0.3.36"
 
 
 def _import_llama_cpp() -> Any:
     try:
-        import llama_cpp
+        with waiting_briefly():
+            import llama_cpp
     except ImportError as error:
         raise BackendError(f"llama-cpp-python is not installed; run: pip install llama-cpp-python=={PINNED}") from error
     except (OSError, RuntimeError) as error:
@@ -149,7 +151,8 @@ class Log:
 
 
 C.llama_log_set(Log._receive, ctypes.c_void_p(0))
-C.llama_backend_init()
+with waiting_briefly():  # some builds load their CPU library only here
+    C.llama_backend_init()
 
 
 def set_verbose(verbose: bool) -> None:

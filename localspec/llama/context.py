@@ -82,9 +82,9 @@ class _Batch:
 
 
 class Context:
-    """Memory and compute buffers of one model; a context manager that frees them.
+    """KV cache and compute buffers of one model; a context manager that frees them.
 
-    `n_ctx` tokens of memory in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
+    `n_ctx` tokens of KV cache in all, `n_batch` tokens a decode at most, `n_outputs` of them with logits (0: all),
     `n_seq` independent sequences, `n_rollback` recurrent snapshots (the longest rollback of a hybrid model), `other`
     the target's context for a drafter, `embd_width` floats a row of the embedding batches it will take (0: none),
     `layers` the layers whose inputs will be wanted, `flash` whether to use flash attention (None: llama.cpp decides).
@@ -186,7 +186,7 @@ class Context:
     ) -> None:
         """Run tokens [n] at `pos` (the first position, or all [n]) of sequences `seq`.
 
-        A token of several sequences is the common past of all of them (unified memory only). `output` marks the rows
+        A token of several sequences is the common past of all of them (unified KV cache only). `output` marks the rows
         to compute logits for.
         """
         n = len(tokens)
@@ -206,7 +206,7 @@ class Context:
         with self._inputs.begin():
             status = decode_thread.run(lambda: C.llama_decode(pointer, batch))
         if status != 0:
-            why = {1: "its memory is full", 2: "it was aborted"}.get(status, f"status {status}")
+            why = {1: "its KV cache is full", 2: "it was aborted"}.get(status, f"status {status}")
             raise BackendError(f"llama.cpp could not decode {batch.n_tokens} tokens: {why}.")
 
     # -- out ------------------------------------------------------------------------------------------------------
@@ -250,23 +250,46 @@ class Context:
         """The packed lattice of the last decode, [n, n_embd]; a view (layout: `lattice.unpack`)."""
         return _view(ext.get_embeddings_nextn(self.pointer), n, self.model.n_embd)
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- KV cache -------------------------------------------------------------------------------------------------
 
     def remove(self, start: int, *, seq: int = 0) -> bool:
-        """Forget positions `start` … of a sequence; False if this memory cannot go back that far."""
+        """Drop positions `start` … of a sequence; False if llama.cpp cannot.
+
+        True does not mean that a recurrent state is right: llama.cpp keeps its snapshots of the last batch only and
+        takes an older one without a word (see `engine.target`).
+        """
         return bool(C.llama_memory_seq_rm(self._memory, seq, start, -1))
 
     def copy(self, source: int, seq: int, start: int = 0, end: int = -1) -> None:
-        """Let positions `start` … `end` - 1 of sequence `source` belong to `seq` as well (unified memory: no copy)."""
+        """Let positions `start` … `end` - 1 of sequence `source` belong to `seq` as well (unified: no copy)."""
         C.llama_memory_seq_cp(self._memory, source, seq, start, end)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         C.llama_memory_clear(self._memory, False)
 
     def first_position(self, *, seq: int = 0) -> int:
         """The oldest position still held (sliding windows drop old ones); -1 if there is none."""
         return int(C.llama_memory_seq_pos_min(self._memory, seq))
+
+    def state_bytes(self) -> int:
+        """Size of what `save_state` would return now."""
+        return int(C.llama_state_seq_get_size_ext(self.pointer, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
+
+    def save_state(self) -> NDArray[np.uint8]:
+        """A copy of what sequence 0 keeps besides an ordinary KV cache: recurrent state and sliding windows [bytes]."""
+        n = self.state_bytes()
+        state = np.empty(n, np.uint8)
+        address = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if C.llama_state_seq_get_data_ext(self.pointer, address, n, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) != n:
+            raise BackendError(f"llama.cpp could not save the state of {self.model.path.name}.")
+        return state
+
+    def load_state(self, state: NDArray[np.uint8]) -> bool:
+        """Put a copy made by `save_state` back; False, with nothing left in its place, if llama.cpp refuses."""
+        address = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        n = state.nbytes
+        return bool(C.llama_state_seq_set_data_ext(self.pointer, address, n, 0, C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def synchronize(self) -> None:
         """Wait until the device has finished; needed only around timings."""

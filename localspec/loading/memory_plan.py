@@ -30,6 +30,7 @@ SHARE = 8  # a context beyond GOAL_N_CTX by default takes at most this part of w
 MARGIN = 512 * 2**20  # left free by defaults: cuBLAS workspaces, Python, what other programs take meanwhile
 
 TARGET_BATCH, DRAFTER_BATCH = 512, 128  # target.N_BATCH, drafter.N_BATCH: a test holds them together
+CHECKPOINTS, CHECKPOINTS_BYTES = 4, 512 * 2**20  # checkpoints.MAX_CHECKPOINTS, MAX_BYTES: the same test
 CELLS = 256  # llama.cpp rounds a cache up to a multiple of this
 F16, F32 = 2, 4  # K in f16 and V in f16 or (exact, on a CPU) bf16; states and activations in f32
 
@@ -44,10 +45,10 @@ INPUTS = ("token_embd", "per_layer_token_embd", "position_embd", "token_types") 
 class Part:
     """What one model of a pair takes, in bytes; entry i of `weights` and `memory` is layer i, the last one the head.
 
-    `embeddings` and `outputs` (features, logits) lie in RAM wherever the layers do; `compute` is needed wherever layers
-    lie; `tied` is what the head takes on a GPU when it shares its matrix with the embeddings, which stay in RAM.
-    `largest` is the largest tensor of a layer: where some layers stay in RAM, a GPU that helps with long prompts gets
-    their weights one after the other.
+    `embeddings` and `outputs` (features, logits, checkpoints) lie in RAM wherever the layers do; `compute` is needed
+    wherever layers lie; `tied` is what the head takes on a GPU when it shares its matrix with the embeddings, which
+    stay in RAM. `largest` is the largest tensor of a layer: where some layers stay in RAM, a GPU that helps with long
+    prompts gets their weights one after the other.
     """
 
     name: str
@@ -307,7 +308,7 @@ def target_part(head: Header, n_ctx: int, draft_max: int, n_exposed: int) -> Par
     logits = F32 * n_outputs * n_vocab(head)
     compute = max(F32 * tokens * _activations(head, tokens, n_outputs), logits) + F16 * tokens * cells + features
     memory = _memory(head, cells, tokens, n_snapshots=n_outputs, whole_window=False)
-    outputs = 2 * features + logits  # the features twice: llama.cpp's buffer and ours
+    outputs = 2 * features + logits + _checkpoints(head, n_ctx)  # the features twice: llama.cpp's buffer and ours
     return Part("target", weights, memory, embeddings, tied, outputs, compute, _largest(head))
 
 
@@ -381,6 +382,18 @@ def _memory(head: Header, cells: int, tokens: int, *, n_snapshots: int, whole_wi
             width = _kv_width(head, layer, slides)
             sizes.append(F16 * width * loops * (window if slides and not whole_window else cells))
     return (*sizes, 0)
+
+
+def _checkpoints(head: Header, n_ctx: int) -> int:
+    """Bytes of the states that a target keeps to go back to: recurrent ones, and windows that forget."""
+    window = head.number("{arch}.attention.sliding_window")
+    one = 0
+    for layer in range(_n_layer(head) - head.number("{arch}.nextn_predict_layers")):
+        if _is_recurrent(head, layer):
+            one += F32 * _state(head)
+        elif window < n_ctx and _slides(head, layer):
+            one += F16 * window * _kv_width(head, layer, slides=True)
+    return min(CHECKPOINTS, CHECKPOINTS_BYTES // one) * one if one else 0
 
 
 def _kv_width(head: Header, layer: int, slides: bool) -> int:
