@@ -257,6 +257,9 @@ class FakeTemplate:
     def __init__(self, vocab: FakeVocab) -> None:
         self._vocab = vocab
 
+    def n_before_answer(self, ids: Sequence[int]) -> int | None:
+        return None
+
     def tokenize(self, rendered: str, *, continues: bool = False) -> list[int]:
         return self._vocab.tokenize(rendered)
 
