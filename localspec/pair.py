@@ -85,10 +85,8 @@ class Pair:
 
     @property
     def profile(self) -> PairProfile | None:
-        """What is known of this pair on this machine; made at first use, which may measure for some seconds.
-
-        None without a drafter, and where the context is too small to measure in.
-        """
+        """What is known of this pair on this machine. None without a drafter, and where the context is too small to
+        measure in."""
         if known := self._plans.profile.known:
             return known
         with self._turns.work():
@@ -108,6 +106,11 @@ class Pair:
         """
         with self._turns.work():
             return self._plans.promise
+
+    def settle(self) -> None:
+        """Measure this machine if that has not been done yet: some seconds, for when nobody waits for an answer."""
+        with self._turns.work():
+            self._plans.profile.settle()
 
     def tune(self) -> PairProfile:
         """Measure this machine anew and forget what drafting has brought so far. Needs a drafter."""

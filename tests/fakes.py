@@ -257,14 +257,14 @@ class FakeTemplate:
     def __init__(self, vocab: FakeVocab) -> None:
         self._vocab = vocab
 
-    def n_before_answer(self, ids: Sequence[int]) -> int | None:
-        return None
-
     def tokenize(self, rendered: str, *, continues: bool = False) -> list[int]:
         return self._vocab.tokenize(rendered)
 
     def parser(self, prompt: Sequence[int]) -> None:
         """Nothing is set apart from the answer."""
+
+    def n_before_answer(self, prompt: Sequence[int]) -> int:
+        return len(prompt) - 1  # the letter of the assistant
 
     def said(self, tokens: Sequence[int], answer: str) -> tuple[str, list[int]]:
         words = [token for token in tokens if token != EOG]
@@ -285,6 +285,16 @@ class FakeKeeper:
 
     def get(self) -> None:
         self.calls["get"] += 1
+
+    def prepare(self) -> None:
+        """Nothing is worth measuring."""
+
+    def admit(self, lag: int) -> bool:
+        self.get()
+        return True
+
+    def settle(self) -> None:
+        self.calls["settle"] += 1
 
     def measure(self) -> None:
         self.calls["measure"] += 1

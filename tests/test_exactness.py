@@ -227,11 +227,9 @@ def test_wide_passes_are_left_out_where_they_bring_little() -> None:
 def test_the_default_leaves_exact_passes_only_where_that_pays(
     slope: float, widest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localspec.planning import measure as timing
-
     costs = CostModel(1e-3 + slope * np.arange(34), [0.0, *[1e-3] * 7])
     monkeypatch.setattr(exactness, "measure", lambda target: Exactness(3, False, 32))
-    monkeypatch.setattr(timing, "measure", lambda *_: costs)
+    monkeypatch.setattr(CostModel, "prior", lambda *_, **__: costs)
     speaker = tiny.write_target(tmp_path / "target.gguf")
     with open_pair(speaker, tiny.write_drafter(tmp_path / "d.gguf", speaker), n_ctx=1024, n_threads=1) as pair:
         assert pair.promise.widest == widest

@@ -493,7 +493,7 @@ BUFFERS = r"~llama_context: +CPU compute buffer size is +([\d.]+) MiB"  # when i
 ROUNDING, QUARTER = 0.01 * MIB, 0.25
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "muse-glimmer"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen35", "muse-glimmer", "qwen2", "phi3", "olmo2"])
 @pytest.mark.parametrize("n_ctx", [512, 3000])
 def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, n_ctx: int) -> None:
     speaker = tiny.write_target(tmp_path / "t.gguf", arch)
@@ -507,7 +507,9 @@ def test_tiny_pairs(log: pytest.CaptureFixture[str], tmp_path: Path, arch: str, 
     assert planned.needs(0, "memory") == pytest.approx(sum(logged(text, CACHES)), abs=4 * ROUNDING)
     helpers, speakers = logged(text, BUFFERS)
     buffers = {row.model: row.bytes[0] for row in planned.rows if row.kind == "buffers"}
-    assert buffers["target"] == pytest.approx(speakers, rel=QUARTER)
+    features = 4 * 512 * 2 * 288  # which stay in the graph where llama.cpp hands them out; that shows in no header
+    spared = features if arch in ("qwen2", "phi3", "olmo2") else 0
+    assert (1 - QUARTER) * speakers <= buffers["target"] <= (1 + QUARTER) * speakers + spared
     assert buffers["drafter"] == pytest.approx(helpers, rel=QUARTER)
 
 

@@ -12,7 +12,7 @@ from fakes import EOG, Draft, FakeDrafter, FakeTarget, adversarial, letters, per
 from localspec.engine import paths
 from localspec.engine.generate import Engine, Prefill, generate
 from localspec.engine.lattice import Lattice
-from localspec.engine.plan import Fixed
+from localspec.engine.plan import Fixed, FixedProposal
 from localspec.engine.sampling import Sampler, SamplingParams
 from localspec.engine.stats import Round
 from localspec.engine.target import N_BATCH
@@ -383,10 +383,10 @@ class Resting(Fixed):
         super().__init__(7, lambda pool, _: paths.greedy(pool))
         self.every, self.n = every, 0
 
-    def begin(self, tokens: Any, room: int) -> int:
-        return super().begin(tokens, room) if self.n % self.every == 0 else 0
+    def propose(self, tokens: Any, room: int) -> FixedProposal:
+        return super().propose(tokens, room if self.n % self.every == 0 else 0)
 
-    def learn(self, round: Any) -> None:
+    def learn(self, choice: Any, round: Any) -> None:
         self.n += 1
 
 

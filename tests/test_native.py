@@ -5,9 +5,11 @@ from __future__ import annotations
 import filecmp
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llama_cpp
@@ -37,12 +39,10 @@ int localspec_kernels_enable() {{
     if (n == {fatal}) abort();
     return 0;
 }}
-int localspec_kernels_supported(int) {{ return 0; }}
-const char * localspec_kernels_name(int) {{ return ""; }}
-int localspec_kernels_use(int) {{ return 0; }}
 {more}
 }}
 """
+OTHERS = "".join(f"int {name}() {{ return 0; }}\n" for name in native.FUNCTIONS if name != "localspec_kernels_enable")
 SAY = """
 import json, sys, localspec
 from localspec.llama import native
@@ -58,7 +58,7 @@ def fake(tmp_path: Path) -> Callable[..., Path]:
 
     def compile(*, fatal: int = 0, more: str = "") -> Path:
         source, library = tmp_path / "fake.cpp", tmp_path / "fake.so"
-        source.write_text(FAKE.format(calls=tmp_path / "calls", fatal=fatal, more=more))
+        source.write_text(FAKE.format(calls=tmp_path / "calls", fatal=fatal, more=OTHERS + more))
         subprocess.run(["c++", "-shared", "-fPIC", *UNDEFINED, "-o", library, source], check=True, capture_output=True)
         return library
 
@@ -115,6 +115,23 @@ def test_it_is_compiled_from_the_headers_of_the_pinned_version() -> None:
     names = [path.name for path in ours.glob("*.h")]
     assert len(names) == 4
     assert filecmp.cmpfiles(ours, installed, names, shallow=False)[0] == names
+
+
+def test_it_is_whole_on_a_cpu_that_it_has_no_kernels_for(tmp_path: Path) -> None:
+    """Its sources, compiled as for another processor: behind the system's headers the macro of x86 is gone."""
+    sources = sorted((ROOT / "localspec" / "native").glob("*.cpp"))
+    text = "".join(path.read_text() for folder in ("", "ggml") for path in (sources[0].parent / folder).glob("*.[ch]*"))
+    system = sorted(set(re.findall(r"#include <(?!immintrin|cpuid).+>", text)))
+    (tmp_path / "other.h").write_text("\n".join([*system, "#undef __x86_64__", ""]))
+    include = ["-include", tmp_path / "other.h", "-I", sources[0].parent / "ggml"]
+    command = ["c++", "-std=c++17", "-fPIC", "-w", *include, "-c"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda path: subprocess.run([*command, path], cwd=tmp_path, check=True), sources))
+    objects = sorted(tmp_path.glob("*.o"))
+    subprocess.run(["c++", "-shared", *UNDEFINED, "-o", tmp_path / "other.so", *objects], check=True)
+    library = native._open(tmp_path / "other.so")  # binds every function it calls
+    assert library.localspec_kernels_enable() == 0
+    assert not any(library.localspec_kernels_supported(i) for i in (1, 2, 3))
 
 
 # --- off, and why

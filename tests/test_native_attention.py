@@ -161,6 +161,13 @@ def test_same_bits_in_any_batch(kernels: int, name: str, past: int) -> None:
         assert np.array_equal(found, expected[:, 33 - width :]), width
 
 
+def test_same_bits_in_prefill(kernels: int) -> None:
+    prefill = causal(130, 0, 256)
+    found = prefill.run(n_threads=2)
+    for column in (0, 1, 31, 32, 64, 129):
+        assert np.array_equal(prefill.columns([column]).run(), found[:, [column]]), column
+
+
 @pytest.mark.parametrize("cells", [200, 256, 257, 1000, 2048])
 @pytest.mark.parametrize("columns", [1, 8, 33])
 def test_same_bits_with_any_number_of_threads(kernels: int, columns: int, cells: int) -> None:

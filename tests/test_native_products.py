@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import native_ops as ops
 import numpy as np
 import psutil
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 
-from localspec.llama import native
+from localspec.llama import Context, Model, native
 
 ENCODINGS = [
     Kind.Q4_0,
@@ -230,3 +232,51 @@ def test_freed_weights_are_the_systems_again() -> None:
         if i == 1:
             before = process.memory_info().rss
     assert process.memory_info().rss - before < data.nbytes // 2
+
+
+# --- through llama.cpp
+
+
+def write_model(path: Path, kind: Kind) -> None:
+    """A one-layer llama whose head is its embedding table: read by rows as the file has it, multiplied with packed."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(256)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(320)
+    writer.add_tokenizer_model("none")
+    shapes = {f"blk.0.attn_{name}": (256, 256) for name in ("q", "k", "v", "output")}
+    shapes |= {"blk.0.ffn_gate": (512, 256), "blk.0.ffn_up": (512, 256), "blk.0.ffn_down": (256, 512)}
+    for seed, (name, shape) in enumerate((shapes | {"token_embd": (320, 256)}).items()):
+        data = ops.quantise(kind, 0.05 * random(*shape, seed=seed))
+        writer.add_tensor(f"{name}.weight", data.reshape(shape[0], -1), raw_dtype=kind)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(256, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def logits(path: Path, widths: list[int], *, repack: bool) -> ops.Floats:
+    """Those of the same tokens, decoded so many at a time."""
+    rows = []
+    with Model(path, repack=repack) as model, Context(model, n_ctx=64, n_batch=64, n_threads=2, exact=True) as context:
+        for width in widths:
+            start = sum(map(len, rows))
+            context.decode(np.arange(start, start + width, dtype=np.int32), start)
+            rows.append(context.logits(width).copy())
+    return np.concatenate(rows)
+
+
+@encodings
+def test_a_model_with_a_tied_head(instruction_set: int, kind: Kind, tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf", kind)
+    alone = logits(tmp_path / "m.gguf", [1] * 24, repack=True)
+    assert np.array_equal(alone, logits(tmp_path / "m.gguf", [2, 8, 1, 13], repack=True))
+    stock = logits(tmp_path / "m.gguf", [24], repack=False)
+    assert not np.array_equal(alone, stock)  # it is ours that was tried
+    assert np.abs(alone - stock).max() < 0.05 * np.abs(stock).max()

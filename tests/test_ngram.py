@@ -37,17 +37,17 @@ def test_a_circle_goes_on() -> None:
     assert NgramIndex().propose([4, 4, 4, 4, 4], 3) == NgramMatch([4, 4, 4], 4, 3)
 
 
-def test_beliefs_follow_what_was_seen_by_kind() -> None:
-    echoes, echo = NgramStatistics.fresh(), NgramMatch([1, 2, 3], 4, 1)
-    first = echoes.chances(echo)
+def test_probabilities_follow_what_was_seen_by_kind() -> None:
+    statistics, match = NgramStatistics.fresh(), NgramMatch([1, 2, 3], 4, 1)
+    first = statistics.chances(match)
     assert first[0] > first[2] > first[1], "agreed, then matched longer"
     for _ in range(2000):
-        echoes.learn(echo, 1, 2)
-    now = echoes.chances(echo)
+        statistics.learn(match, 1, 2)
+    now = statistics.chances(match)
     assert now[0] > 0.99
     assert now[1] < 0.01
     assert now[2] == first[2], "was never compared"
-    assert echoes.tried.min() == PRIOR
+    assert statistics.tried.min() == PRIOR
 
 
 def test_a_growing_text_is_taken_in_piece_by_piece() -> None:

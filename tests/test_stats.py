@@ -59,6 +59,16 @@ def test_nothing_divides_by_zero() -> None:
     assert total([]) == Stats()
 
 
+def test_drafting_rests_only_where_nothing_was_gained() -> None:
+    """N-gram drafts gain while the drafter rests: then that is what there is to say."""
+    plain, ngrams = Round([1], 0, 0, total_s=0.1), Round([1, 2, 3], 2, 2, total_s=0.1)
+    for rounds, rests in (([plain] * 50, True), ([plain] * 60 + [ngrams], True), ([plain, plain, ngrams], False)):
+        stats = folded(rounds)
+        stats.n_parked = sum(not one.n_drafted for one in rounds)
+        assert stats.rests == rests
+    assert not folded([plain] * 50).rests, "without a drafter nothing rests"
+
+
 def test_merging_answers_equals_folding_all_their_rounds() -> None:
     for cut in range(len(ROUNDS) + 1):
         merged, whole = total([folded(ROUNDS[:cut]), folded(ROUNDS[cut:])]), folded(ROUNDS)

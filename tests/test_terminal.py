@@ -14,6 +14,7 @@ from localspec.cli import answers
 from localspec.cli.conversation import Conversation
 from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, greedy
+from localspec.engine.stats import Stats
 from localspec.llama.binding import uninterrupted
 from localspec.loading.open import open_pair
 from localspec.pair import Pair
@@ -88,6 +89,22 @@ def test_ctrl_c_in_a_call_into_c_is_raised_behind_it() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert done
+
+
+def test_the_figures_name_the_gain_or_that_drafting_rests() -> None:
+    gained = Stats(predicted_n=186, predicted_s=1.0, n_rounds=100, n_parked=60, draft_n=98, draft_n_accepted=86)
+    assert "1.86 a round" in answers.figures(gained)
+    assert "rests" not in answers.figures(gained)
+    rested = Stats(predicted_n=102, predicted_s=1.0, n_rounds=100, n_parked=90, draft_n=30, draft_n_accepted=2)
+    assert answers.figures(rested) == "102 tokens · 102.0 tokens/s · drafting rests: plain decoding is faster here"
+
+
+def test_the_machine_is_measured_behind_the_first_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(pair, "settle", lambda: order.append("measured"))
+    monkeypatch.setattr("localspec.cli.conversation.figures", lambda _: order.append("answered") or "")
+    assert conversation(pair).turn("abc")
+    assert order == ["answered", "measured"]
 
 
 def conversation(pair: Pair, **settings: Any) -> Any:

@@ -252,7 +252,7 @@ def _block(rng: np.random.Generator, arch: str, keys: Keys, layer: int, context:
         mixer = _attention(rng, arch, n_embd, keys[f"{arch}.attention.head_count"], context)
     norms = {f"{name}.weight": np.ones(n_embd) for name in PRE_NORMS.get(arch, ("attn_norm", "ffn_norm"))}
     if arch in POST_NORMS:  # what a layer adds is as loud as these say, beside embeddings of about 1
-        loud = context * (np.sqrt(n_embd) if arch == "gemma3" else 1.0)
+        loud = context * {"gemma3": np.sqrt(n_embd), "muse-glimmer": 3.0}.get(arch, 1.0)
         norms |= {f"post_{name}_norm.weight": np.full(n_embd, 0.3 * loud) for name in ("attention", "ffw")}
     feed_forward = {
         "ffn_gate.weight": _matrix(rng, n_ff, n_embd),

@@ -95,13 +95,13 @@ def still_thinking(result: Result) -> str:
 def figures(stats: Stats) -> str:
     """The line under an answer."""
     parts = [f"{stats.predicted_n} tokens", f"{stats.predicted_per_second:.1f} tokens/s"]
-    if stats.draft_n:
+    if stats.rests:
+        parts.append("drafting rests: plain decoding is faster here")
+    elif stats.draft_n:
         parts += [
             f"{stats.acceptance_length:.2f} a round",
             f"{stats.accepted_share:.0%} of {stats.draft_n} drafted tokens accepted",
         ]
-    if 2 * stats.n_parked > stats.n_rounds:
-        parts.append("drafting rests: plain decoding is faster here")
     if stats.cached_n:
         parts.append(f"{stats.cached_n:,} re-used from memory")
     return " · ".join(parts)

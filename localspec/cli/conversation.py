@@ -45,6 +45,8 @@ class Conversation:
         self.say(figures(result.stats) + note.get(result.finish_reason, ""))
         if remark := still_thinking(result):
             self.say(remark)
+        with console.status("measuring this machine, once"):
+            self.pair.settle()
 
     def command(self, line: str) -> bool:
         """Obey a line that begins with `/`; False when it asks to leave."""

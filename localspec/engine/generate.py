@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +18,28 @@ from localspec.engine.accept import rejection, sample_and_match
 from localspec.engine.drafter import Drafter
 from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, Draft, depths
-from localspec.engine.plan import Plan
+from localspec.engine.plan import C, Plan
 from localspec.engine.reading import Reading
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
 from localspec.engine.target import N_BATCH, Target
+from localspec.engine.timer import Timer
 from localspec.errors import OptionError
 
 N_WAIT = 512  # rounds whose features may wait for their injection
 
 Clip = Callable[[list[int]], tuple[int, bool]]  # emitted tokens -> how many to keep, and whether the answer ends
+
+
+class Accepted(NamedTuple):
+    """What a round emits: `tokens`, the first `n_drafted` of them drafted; the `rows` of the batch that decided on
+    them; and whether the answer ends.
+    """
+
+    tokens: list[int]
+    rows: list[int]
+    n_drafted: int
+    ends: bool
 
 
 @dataclass(frozen=True)
@@ -106,43 +119,46 @@ class Engine:
         if self.target.n_past in marks:
             self.target.checkpoint()
 
-    def round(self, plan: Plan, sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
+    def round(self, plan: Plan[C], sampler: Sampler, clip: Clip) -> tuple[Round, bool]:
         """One round as `plan` wants it. Returns it and whether the answer ends with it."""
         self._in_sync = False
-        began = perf_counter()
-        anchor, room = self.tokens[-1], self.room
-        n_slots = plan.begin(self.tokens, room)
-        begun = perf_counter()
-        lattice = self._draft(anchor, n_slots) if n_slots > 0 else None
-        drafted = perf_counter()
-        draft = plan.select(lattice).head(room)
-        selected = perf_counter()
-        self.drafts.append(draft)
-        rows = self.target.verify(anchor, draft)
-        verified = perf_counter()
-        emitted, visited = self._accept(rows, draft, sampler)
-        n_matched = len(emitted) - 1
-        n_kept, ends = clip(emitted)
-        del emitted[n_kept:], visited[n_kept:]
-        accepted = perf_counter()
-        self.target.commit(visited)
-        if self.drafter and self._spec:
-            self._remember(self.target.features(visited), wait=n_slots == 0)
-        self.tokens += emitted
-        ended = perf_counter()
+        timer = Timer()
+        proposal = plan.propose(self.tokens, self.room)
+        if not proposal.keeps_up:
+            self._leave_behind()
+        lattice = timer.draft(self._draft, proposal.n_slots)
+        choice = proposal.select(lattice)
+        self.drafts.append(choice.draft)
+        rows = timer.verify(self.target.verify, self.tokens[-1], choice.draft)
+        accepted = self._accept(rows, choice.draft, sampler, clip)
+        timer.inject(self._commit, accepted, wait=proposal.n_slots == 0)
         self._in_sync = True
-        return Round(
-            tokens=emitted,
-            n_drafted=len(draft.tokens),
-            n_deep=max(depths(draft), default=0),
-            n_accepted=min(n_matched, n_kept),
-            draft_s=drafted - begun,
-            verify_s=verified - selected,
-            inject_s=ended - accepted,
-            total_s=ended - began,
-        ), ends
+        round = Round(
+            tokens=accepted.tokens,
+            n_drafted=len(choice.draft.tokens),
+            n_deep=max(depths(choice.draft), default=0),
+            n_accepted=accepted.n_drafted,
+            draft_s=timer.draft_s,
+            verify_s=timer.verify_s,
+            inject_s=timer.inject_s,
+            total_s=timer.total_s,
+        )
+        plan.learn(choice, round)
+        return round, accepted.ends
 
-    def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
+    def _draft(self, n_slots: int) -> Lattice | None:
+        if n_slots < 1 or self.drafter is None:
+            return None
+        self._inject_pending()
+        return self.drafter.draft(self.tokens[-1], n_slots)
+
+    def _accept(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler, clip: Clip) -> Accepted:
+        """What of `draft` the target would have said itself, one token more, and what `clip` leaves of it."""
+        emitted, visited = self._match(rows, draft, sampler)
+        n, ends = clip(emitted)
+        return Accepted(emitted[:n], visited[:n], min(len(emitted) - 1, n), ends)
+
+    def _match(self, rows: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
         """The tokens this round emits and the rows of the batch that decided on them."""
         recent = self.tokens[-sampler.window :] if sampler.window else []
         if isinstance(draft, Chain) and draft.q is not None and sampler.params.temperature > 0:
@@ -150,11 +166,18 @@ class Engine:
         n = len(self.tokens)
         return sample_and_match(rows, draft, lambda row, said: sampler.choose(row, recent + said, n + len(said)))
 
-    def _draft(self, anchor: int, n_slots: int) -> Lattice | None:
-        if self.drafter is None:
-            return None
-        self._inject_pending()
-        return self.drafter.draft(anchor, n_slots)
+    def _commit(self, accepted: Accepted, *, wait: bool) -> None:
+        """Keep what was accepted, in both caches and in the text."""
+        self.target.commit(accepted.rows)
+        if self.drafter and self._spec:
+            self._remember(self.target.features(accepted.rows), wait=wait)
+        self.tokens += accepted.tokens
+
+    def _leave_behind(self) -> None:
+        """Let the drafter fall behind, which spares the target handing out its features; `start` catches up."""
+        if self._spec:
+            self._spec = False
+            self.target.expose_features(False)
 
     def _remember(self, features: NDArray[np.float32], *, wait: bool) -> None:
         """Give the drafter the features of kept tokens: at once, or many together where it is not asked to draft."""
@@ -202,7 +225,7 @@ class Engine:
         return min(_common(self.tokens, prompt), len(prompt) - 1, self.target.n_past)
 
 
-def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Iterator[Round]:
+def generate(engine: Engine, *, plan: Plan[C], sampler: Sampler, clip: Clip) -> Iterator[Round]:
     """Rounds until `clip` ends the answer or the context is full. Call `engine.start` first.
 
     Raises OptionError when another answer has been started meanwhile: the KV caches are no longer this one's.
@@ -212,7 +235,6 @@ def generate(engine: Engine, *, plan: Plan, sampler: Sampler, clip: Clip) -> Ite
         if engine.tokens is not tokens:
             raise OptionError("another answer has begun on this pair; finish or close one before the next.")
         round, ends = engine.round(plan, sampler, clip)
-        plan.learn(round)
         yield round
 
 

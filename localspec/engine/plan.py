@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,44 @@ Floats = NDArray[np.float64]
 Choose = Callable[[Lattice, int], Draft]
 
 
-class Plan(Protocol):
-    """What the loop asks in each round: `begin`, then `select`, then `learn`."""
+class Choice(Protocol):
+    """What a round sends to verification, and whatever its plan wants to remember of how it was chosen."""
+
+    @property
+    def draft(self) -> Draft: ...
+
+
+C = TypeVar("C", bound=Choice)
+C_co = TypeVar("C_co", bound=Choice, covariant=True)
+
+
+class Proposal(Protocol[C_co]):
+    """How a round shall go, decided before anything is drafted."""
+
+    @property
+    def n_slots(self) -> int:
+        """How many slots to draft; 0 for none."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether the drafter is to take this round in; once it is not, it stays behind for the rest of the answer."""
+
+    def select(self, lattice: Lattice | None) -> C_co:
+        """What to verify, given what was drafted."""
+
+
+class Plan(Protocol[C]):
+    """What the loop asks in each round: a proposal, and in the end to learn from what became of its choice."""
 
     @property
     def is_parked(self) -> bool:
         """True while the drafter rests because it does not pay."""
 
-    def begin(self, tokens: Sequence[int], room: int) -> int:
-        """How many slots to draft behind `tokens`; 0 for none. At most `room` tokens can be verified."""
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal[C]:
+        """How to go on behind `tokens`, of which the last one is the anchor. At most `room` tokens can be verified."""
 
-    def select(self, lattice: Lattice | None) -> Draft:
-        """What to verify, given what was drafted."""
-
-    def learn(self, round: Round) -> None:
-        """Take in what became of the round."""
+    def learn(self, choice: C, round: Round) -> None:
+        """Take in what became of `choice`."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +71,39 @@ class Drafting:
     n_vocab: int
 
 
+@dataclass(frozen=True)
+class FixedChoice:
+    """A draft and no more."""
+
+    draft: Draft
+
+
+@dataclass(frozen=True)
+class FixedProposal:
+    """The draft that `choose` makes of the pool behind `index` tokens, `room` tokens of it at most."""
+
+    n_slots: int
+    index: int
+    room: int
+    choose: Choose
+    keeps_up: bool = True
+
+    def select(self, lattice: Lattice | None) -> FixedChoice:
+        return FixedChoice(self.choose(lattice, self.index).head(self.room) if lattice else NOTHING)
+
+
 class Fixed:
     """The same selection in every round, by the pool and the next token's number; without one, plain decoding."""
 
     is_parked = False
 
     def __init__(self, n_slots: int = 0, choose: Choose = lambda *_: NOTHING) -> None:
-        self._n_slots, self._choose, self._index = n_slots, choose, 0
+        self._n_slots, self._choose = n_slots, choose
 
-    def begin(self, tokens: Sequence[int], room: int) -> int:
-        self._index = len(tokens)
-        return min(self._n_slots, room)
+    def propose(self, tokens: Sequence[int], room: int) -> FixedProposal:
+        return FixedProposal(min(self._n_slots, room), len(tokens), room, self._choose)
 
-    def select(self, lattice: Lattice | None) -> Draft:
-        return self._choose(lattice, self._index) if lattice else NOTHING
-
-    def learn(self, round: Round) -> None:
+    def learn(self, choice: FixedChoice, round: Round) -> None:
         """A fixed plan learns nothing."""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SOME_GAIN = 1.05  # tokens a round; with fewer nobody notices
+
 
 @dataclass(frozen=True)
 class Round:
@@ -77,6 +79,11 @@ class Stats:
     def acceptance_length(self) -> float:
         """Tokens a round, the bonus included (the papers' τ); 0 before the first round."""
         return self.predicted_n / self.n_rounds if self.n_rounds else 0.0
+
+    @property
+    def rests(self) -> bool:
+        """Whether drafting rested in most rounds and what was drafted, n-grams too, brought next to nothing."""
+        return 2 * self.n_parked > self.n_rounds and self.acceptance_length < SOME_GAIN
 
     @property
     def accepted_share(self) -> float:

@@ -68,6 +68,8 @@ def bench(
     every mode that drafts. With `synthetic` there is a mode of that name: the drafter runs, but in each slot its pick
     is right with that probability, whatever it has learnt.
     """
+    if {"auto", "ngram"} & set(modes):
+        pair.settle()
     options = {mode: MODES[mode] | _bound(mode, draft_max) for mode in dict.fromkeys(["plain", *modes])}
     if synthetic is not None:
         options["synthetic"] = {"path": "greedy"}

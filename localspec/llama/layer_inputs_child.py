@@ -25,7 +25,7 @@ def _ask(path: str) -> None:
     ctx = C.llama_init_from_model(model, settings)
     if not ctx:
         sys.exit("llama.cpp opens no context for it")
-    ext.set_embeddings_layer_inp(ctx, 1, True)
+    ext.set_embeddings_layer_inp(ctx, 0, True)
     tokens = (C.llama_token * TOO_MANY)()
     C.llama_decode(ctx, C.llama_batch_get_one(tokens, TOO_MANY))  # builds the graph, then finds no room for them
 

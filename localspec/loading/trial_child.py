@@ -12,7 +12,7 @@ from localspec.loading.open import open_pair
 def run(gpu_layers: int, target: Path, drafter: Path | None = None) -> None:
     """Load both files and decode two tokens; raises what a load raises."""
     with open_pair(target, drafter, n_ctx=256, gpu_layers=gpu_layers) as pair:
-        pair.generate([0, 1, 2, 3], max_tokens=2)
+        pair.generate([0, 1, 2, 3], max_tokens=2, path="greedy" if drafter else None)
 
 
 if __name__ == "__main__":

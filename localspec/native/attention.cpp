@@ -69,11 +69,13 @@ struct work_plan {
     int64_t n_slices;    // of the dimensions of the values where threads share
     int64_t stride;      // floats of a row of scores
     size_t  scratch;     // bytes of a thread
-    size_t  scores;      // bytes of all scores where threads share, of one thread's where not
+    size_t  tile_scores; // bytes of a thread's scores where they do not share
+    size_t  all_scores;  // bytes of all scores where they may share
 
     work_plan(const op_shape & shape, int n_threads);
 
-    size_t size(int n_threads) const { return n_threads * scratch + (shared ? scores : n_threads * scores); }
+    // Enough for fewer threads too, which may share where these do not.
+    size_t size(int n_threads) const { return n_threads * scratch + std::max(n_threads * tile_scores, all_scores); }
 };
 
 struct scratch_layout {
@@ -101,12 +103,14 @@ work_plan::work_plan(const op_shape & shape, int n_threads) {
 
     const int64_t fitting = std::clamp<int64_t>(score_room / stride / 8 * 8, 8, max_rows);
     const int64_t n_tiles = shape.n_groups * ceil_div(shape.n_rows, fitting);
-    shared = shape.n_cells > few_cells && n_tiles % n_threads != 0 && n_tiles < 4 * n_threads;
+    const bool    few_tiles = shape.n_cells > few_cells && n_tiles < 4 * n_threads;
+    shared = few_tiles && n_tiles % n_threads != 0;
 
-    tile_rows  = std::min(shape.n_rows, shared ? max_rows : fitting);
-    scores     = padded((shared ? shape.n_groups * shape.n_rows : tile_rows) * stride * sizeof(float), 64);
-    value_rows = tile_rows;
-    n_slices   = 1;
+    tile_rows   = std::min(shape.n_rows, shared ? max_rows : fitting);
+    tile_scores = padded(std::min(shape.n_rows, fitting) * stride * sizeof(float), 64);
+    all_scores  = few_tiles ? padded(shape.n_groups * shape.n_rows * stride * sizeof(float), 64) : 0;
+    value_rows  = tile_rows;
+    n_slices    = 1;
 
     // The cut of the values that ends first: a slice repeats the weights of its rows, a tile the conversion of values.
     double best = 1e30;
@@ -128,20 +132,21 @@ struct chosen_kernels {
 
     chosen_kernels(isa set, const op_shape & shape) {
         const attention_kernels & all = set == isa::avx512vnni ? avx512_kernels : avx2_kernels;
-        scores = shape.k->type == GGML_TYPE_F32 ? all.scores_f32 : shape.k->type == GGML_TYPE_F16 ? all.scores_f16 : all.scores_bf16;
-        values = shape.v->type == GGML_TYPE_F32 ? all.values_f32 : shape.v->type == GGML_TYPE_F16 ? all.values_f16 : all.values_bf16;
+        const ggml_type k = shape.k->type, v = shape.v->type;
+        scores = k == GGML_TYPE_F32 ? all.scores_f32 : k == GGML_TYPE_F16 ? all.scores_f16 : all.scores_bf16;
+        values = v == GGML_TYPE_F32 ? all.values_f32 : v == GGML_TYPE_F16 ? all.values_f16 : all.values_bf16;
     }
 };
 
 // One thread's part of an op.
 struct worker {
-    const op_shape &  shape;
-    const work_plan &   plan;
+    const op_shape &     shape;
+    const work_plan &    plan;
     const chosen_kernels kernels;
-    const int      ith, nth;
-    const float    scale;
-    const scratch_memory  scratch;
-    float *        scores;  // of all rows where threads share, else of this thread's tile
+    const int            ith, nth;
+    const float          scale;
+    const scratch_memory scratch;
+    float *              scores;  // of all rows where threads share, else of this thread's tile
 
     void score(int64_t group, int64_t first, int64_t n, int64_t begin, int64_t end, float * out) const {
         kernels.scores(shape.rows(group, first, n), shape.cells(shape.k, group), begin, end, scale, out, plan.stride, scratch);
@@ -213,7 +218,7 @@ void attention_forward(isa set, const ggml_compute_params * params, ggml_tensor 
     char * scores = work + params->nth * plan.scratch;
     const worker self = {shape, plan, chosen_kernels(set, shape), params->ith, params->nth, float_param(op, 0),
                            scratch_layout(shape).at(work + params->ith * plan.scratch),
-                           (float *) (plan.shared ? scores : scores + params->ith * plan.scores)};
+                           (float *) (plan.shared ? scores : scores + params->ith * plan.tile_scores)};
     if (!plan.shared) {
         return self.whole_tiles();
     }

@@ -66,9 +66,6 @@ template <class T> INLINE void transpose_keys(const head_cells & keys, int64_t b
         }
         cells = (const char *) scratch.tile;
     }
-    for (int64_t i = 0; i < tile_cells; ++i) {
-        prefetch(cells + (i + cells_ahead) * stride, row);
-    }
     for (int64_t i = 0; i < tile_cells; i += width) {
         transpose(cells + i * stride, stride, keys.head_size, (T *) scratch.keys + i);
     }
@@ -116,7 +113,7 @@ INLINE void hide(int64_t n_rows, float * scores, int64_t stride) {
 }
 
 // The mask of one row over one tile of `n` cells: in place, or copied to `padded` with the missing cells hidden.
-INLINE const uint16_t *tile_mask(const uint16_t * mask, int64_t begin, int64_t n, uint16_t * padded) {
+INLINE const uint16_t * tile_mask(const uint16_t * mask, int64_t begin, int64_t n, uint16_t * padded) {
     if (n == tile_cells) {
         return mask ? mask + begin : nullptr;
     }
@@ -134,15 +131,20 @@ INLINE floats masked_score(floats product, floats scale, const uint16_t * mask) 
     return simd::keep_equal(bias, simd::all(minus_inf), simd::fma(product, scale, bias));
 }
 
-// Products of R rows with C vectors of keys. Each run of head_step dimensions is summed on its own.
+// Products of R rows with C vectors of keys. Each run of head_step dimensions is summed on its own. Meanwhile keys `ahead`
+// are fetched, a few at a time: more misses at once than the core can keep track of would hold up everything else.
 template <int R, int C, class T>
-INLINE void multiply(const T * keys, const float * queries, int64_t head_size, floats (&total)[R][C]) {
+INLINE void multiply(const T * keys, const float * queries, const head_cells & ahead, floats (&total)[R][C]) {
     for (int r = 0; r < R; ++r) {
         for (int c = 0; c < C; ++c) {
             total[r][c] = simd::zero();
         }
     }
-    for (int64_t run = 0; run < head_size; run += head_step) {
+    int64_t cell = 0;
+    for (int64_t run = 0; run < ahead.head_size; run += head_step) {
+        for (; cell * ahead.head_size < (run + head_step) * ahead.n; ++cell) {
+            prefetch(ahead.data + cell * ahead.stride, ahead.head_size * sizeof(T));
+        }
         floats sum[R][C];
         for (int r = 0; r < R; ++r) {
             for (int c = 0; c < C; ++c) {
@@ -172,17 +174,17 @@ INLINE void multiply(const T * keys, const float * queries, int64_t head_size, f
 struct score_tile {
     const float *            queries;  // [head_size][R]
     const uint16_t * const * mask;     // [R] over all cells
-    int64_t                  begin, n; // of the cells
-    int64_t                  head_size;
+    int64_t                  begin, n;  // of the cells
     float                    scale;
     float *                  scores;   // [R][tile_cells], `stride` apart
     int64_t                  stride;
 };
 
-template <class T, int R> TARGET void score_rows(const T * keys, int64_t n_rows, const score_tile & tile) {
+template <class T, int R>
+TARGET void score_rows(const T * keys, int64_t n_rows, const score_tile & tile, const head_cells & ahead) {
     if constexpr (R > 1) {
         if (n_rows < R) {
-            return score_rows<T, R - 1>(keys, n_rows, tile);
+            return score_rows<T, R - 1>(keys, n_rows, tile, ahead);
         }
     }
     const uint16_t * mask[R];
@@ -193,7 +195,8 @@ template <class T, int R> TARGET void score_rows(const T * keys, int64_t n_rows,
     constexpr int vectors = 2 * R <= simd::max_score_rows ? 2 : 1;  // as many sums at once as hide the latency
     for (int64_t i = 0; i < tile_cells; i += vectors * width) {
         floats total[R][vectors];
-        multiply<R, vectors>(keys + i, tile.queries, tile.head_size, total);
+        const head_cells fetched = {ahead.data, ahead.stride, i == 0 ? ahead.n : 0, ahead.head_size};
+        multiply<R, vectors>(keys + i, tile.queries, fetched, total);
         for (int r = 0; r < R; ++r) {
             for (int c = 0; c < vectors; ++c) {
                 const int64_t at = i + c * width;
@@ -217,9 +220,11 @@ TARGET void scores_of(const row_tile & rows, const head_cells & keys, int64_t be
         }
         transpose_keys<T>(keys, cell, n, scratch);
         for (int64_t r = 0; r < rows.n; r += simd::max_score_rows) {
-            const score_tile tile = {scratch.queries + r * keys.head_size, rows.mask + r, cell,  n, keys.head_size,
-                                    scale, scores + r * stride + cell, stride};
-            score_rows<T, simd::max_score_rows>(transposed, rows.n - r, tile);
+            const score_tile tile = {scratch.queries + r * keys.head_size, rows.mask + r, cell, n, scale,
+                                     scores + r * stride + cell, stride};
+            const head_cells ahead = {keys.data + (cell + cells_ahead) * keys.stride, keys.stride, r == 0 ? tile_cells : 0,
+                                      keys.head_size};
+            score_rows<T, simd::max_score_rows>(transposed, rows.n - r, tile, ahead);
         }
     }
 }
@@ -252,8 +257,8 @@ struct weight_sum {
         uint64_t origin;
         const double shift = weight_shift;
         __builtin_memcpy(&origin, &shift, sizeof origin);
-        const uint64_t sum = (uint64_t) simd::sum_of(patterns) - (uint64_t) (n_tiles * tile_cells) * origin;
-        return (float) ((double) (int64_t) sum * 0x1p-40);
+        const int64_t added = n_tiles * tile_cells / (width / 2);  // to each of the width / 2 integers
+        return (float) ((double) simd::sum_of(simd::minus(patterns, (uint64_t) added * origin)) * 0x1p-40);
     }
 };
 

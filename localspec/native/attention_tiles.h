@@ -6,8 +6,8 @@
 
 namespace localspec::attention {
 
-constexpr int64_t tile_cells     = 32;  // cells a tile; every buffer over cells is padded to a multiple
-constexpr int64_t max_rows      = 24;  // most rows (query heads of one group, of several columns) a tile
+constexpr int64_t tile_cells = 32;  // cells a tile; every buffer over cells is padded to a multiple
+constexpr int64_t max_rows   = 24;  // most rows (query heads of one group, of several columns) a tile
 constexpr int64_t head_step  = 16;  // head sizes are multiples of it; a score is summed in runs of as many dimensions
 constexpr int64_t head_block = 32;  // transposed keys are padded to a multiple of it
 
@@ -21,10 +21,10 @@ struct head_cells {
 
 // The rows of one tile, in one group of query heads that share keys and values.
 struct row_tile {
-    int64_t          n;             // 1 … max_rows
-    const float *    query[max_rows];  // [head_size of the keys]
-    const uint16_t * mask[max_rows];   // F16 [cells], or null: all visible
-    float *          result[max_rows]; // [head_size of the values]
+    int64_t          n;                 // 1 … max_rows
+    const float *    query[max_rows];   // [head_size of the keys]
+    const uint16_t * mask[max_rows];    // F16 [cells], or null: all visible
+    float *          result[max_rows];  // [head_size of the values]
 };
 
 // Memory of one thread while it computes one tile; 64-byte aligned.

@@ -108,4 +108,13 @@ product_fn  product_avx2(ggml_type type) { return product_of(type); }
 
 }  // namespace localspec
 
+#else
+
+namespace localspec {
+
+quantise_fn quantise_avx2() { return nullptr; }
+product_fn  product_avx2(ggml_type) { return nullptr; }
+
+}  // namespace localspec
+
 #endif

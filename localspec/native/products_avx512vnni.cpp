@@ -73,4 +73,12 @@ product_fn product_avx512vnni(ggml_type type) { return product_of(type); }
 
 }  // namespace localspec
 
+#else
+
+namespace localspec {
+
+product_fn product_avx512vnni(ggml_type) { return nullptr; }
+
+}  // namespace localspec
+
 #endif

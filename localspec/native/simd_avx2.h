@@ -63,9 +63,10 @@ struct simd {
         const __m256d high = _mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)), shift);
         return _mm256_add_epi64(sum, _mm256_add_epi64(_mm256_castpd_si256(low), _mm256_castpd_si256(high)));
     }
-    static INLINE int64_t sum_of(ints64 x) {
+    static INLINE ints64 minus(ints64 x, uint64_t all) { return _mm256_sub_epi64(x, _mm256_set1_epi64x((int64_t) all)); }
+    static INLINE int64_t sum_of(ints64 x) {  // modulo 2^64
         const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-        return _mm_cvtsi128_si64(pair) + _mm_extract_epi64(pair, 1);
+        return _mm_cvtsi128_si64(_mm_add_epi64(pair, _mm_unpackhi_epi64(pair, pair)));
     }
 
     // Transposes transposed elements of `width` rows, `stride` bytes apart: out[i * out_stride + row] = rows[row][i].

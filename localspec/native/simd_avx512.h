@@ -58,7 +58,12 @@ struct simd {
         const __m512d high = _mm512_add_pd(_mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1))), shift);
         return _mm512_add_epi64(sum, _mm512_add_epi64(_mm512_castpd_si512(low), _mm512_castpd_si512(high)));
     }
-    static INLINE int64_t sum_of(ints64 x) { return _mm512_reduce_add_epi64(x); }
+    static INLINE ints64 minus(ints64 x, uint64_t all) { return _mm512_sub_epi64(x, _mm512_set1_epi64((int64_t) all)); }
+    static INLINE int64_t sum_of(ints64 x) {  // modulo 2^64
+        const __m256i half = _mm256_add_epi64(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+        const __m128i pair = _mm_add_epi64(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+        return _mm_cvtsi128_si64(_mm_add_epi64(pair, _mm_unpackhi_epi64(pair, pair)));
+    }
 
     // Transposes transposed elements of `width` rows: out[i * out_stride + row] = rows[row][i], with rows
     // `stride` bytes apart. Of 16-bit elements there may be `n` only; the others become zero.

@@ -77,7 +77,8 @@ bool single_floats_support(const ggml_tensor * op) {
 void single_floats_forward(const ggml_compute_params * params, ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_FILL:     return fill(params, op);
-        case GGML_OP_SET_ROWS: return op->src[1]->type == GGML_TYPE_I64 ? set_rows<int64_t>(params, op) : set_rows<int32_t>(params, op);
+        case GGML_OP_SET_ROWS:
+            return op->src[1]->type == GGML_TYPE_I64 ? set_rows<int64_t>(params, op) : set_rows<int32_t>(params, op);
         case GGML_OP_REPEAT:   return repeat(params, op);
         default:               GGML_ABORT("localspec: not an op of single floats");
     }

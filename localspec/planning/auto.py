@@ -3,40 +3,27 @@
 A round that drafts k slots and verifies n tokens of them costs `draft[k] + verify[n + 1]` seconds and emits one token
 plus those that are accepted. `Auto` maximises expected tokens a second over everything it could verify: a part of the
 pool, what followed the last time the text ended as now, or nothing. How many slots pay is known from blocks drafted
-before, now and then a whole one. While the drafter does not pay it rests.
+before, now and then a whole one. Whether the drafter is asked at all is decided by what it has saved, see `parking`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from localspec.engine.lattice import Lattice
-from localspec.engine.paths import NOTHING, BestFirst, Chain, Draft, Expected, depths
-from localspec.engine.plan import Drafting, chances
+from localspec.engine.paths import NOTHING, Chain
+from localspec.engine.plan import Drafting
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
-from localspec.planning.cost_model import SETTLED_S
-from localspec.planning.ngram import NO_MATCH, NgramIndex
-from localspec.planning.profile import AcceptanceCalibration, PairProfile
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What the user rules: at most and at least so many tokens, and none less likely than `p_min` behind its parent."""
-
-    most: int
-    least: int = 0
-    p_min: float = 0.0
+from localspec.planning.cost_model import OWN, OWN_SELDOM, SETTLED_S, Floats, clipped
+from localspec.planning.ngram import NgramIndex, NgramMatch
+from localspec.planning.profile import DECAY, AcceptanceCalibration, PairProfile
+from localspec.planning.proposal import AutoChoice, Bounds, Proposal, Rules, rate, size
 
 
 class Auto:
-    """Whatever promises the most tokens a second, by the pool's probabilities and what became of earlier promises.
+    """Whatever promises the most tokens a second, by predicted probabilities and what became of earlier predictions.
 
     One per answer; `profile` is what remains from answer to answer. Without `pool` the drafter is never asked.
     """
@@ -44,114 +31,145 @@ class Auto:
     def __init__(
         self, profile: PairProfile, drafting: Drafting, bounds: Bounds, sampler: Sampler, *, pool: bool = True
     ) -> None:
-        self._pool = pool
-        self._profile, self._drafting, self._bounds, self._sampler = profile, drafting, bounds, sampler
-        self._ngrams = NgramIndex()
-        self._ngram_calibration = AcceptanceCalibration.fresh(1)  # of this text, beside the statistics of all
-        self._index, self._room = 0, 0
-        self._cost = profile.costs.verify[1:]  # seconds of this round by how many tokens are sent
-        self._n_slots = 0  # drafted this round
+        self._profile, self._rules = profile, Rules(drafting, bounds, sampler)
+        self._text = _Text()
+        self._pool = pool  # whether the drafter keeps up with this answer
         self._calm_s = 0.0  # seconds of plain rounds since the last pass over several tokens
-        self._match, self._repeated = NO_MATCH, NOTHING  # all that followed the last time, and as much of it as pays
-        self._promised: Floats | None = None  # by depth, of what the pool sent this round
-        self._sent: Draft = NOTHING
 
     @property
     def is_parked(self) -> bool:
-        return self._profile.is_parked and not self._bounds.least
+        return self._profile.parking.is_resting and not self._rules.bounds.least
 
-    def begin(self, tokens: Sequence[int], room: int) -> int:
-        stairs = self._profile.costs
-        self._index, self._room, self._n_slots = len(tokens), min(room, self._bounds.most), 0
-        settle = stairs.settle if self._calm_s else 0.0
-        self._cost = costs = stairs.at(self._index)[1:]
-        self._match, self._repeated = self._ngrams.propose(tokens, self._room), NOTHING
-        if self._match.tokens:
-            self._cost = np.concatenate((costs[:1], settle + costs[1:]))
-            self._repeated = self._repeat()
-        rests = self.is_parked or self._rate(self._repeated) > self._profile.rate
-        if self._room > 0 and self._pool and (not rests or self._bounds.least > 0):
-            self._n_slots = min(
-                max(self._profile.draft_length.take(), self._bounds.least), self._drafting.n_slots, room
-            )
-            self._cost = stairs.draft[self._n_slots] + settle + costs
-        return self._n_slots
+    def propose(self, tokens: Sequence[int], room: int) -> Proposal:
+        costs, bounds, index = self._profile.costs, self._rules.bounds, len(tokens)
+        room, free = min(room, bounds.most), room
+        alone = costs.at(index)[1:]
+        if self._calm_s and costs.settle:
+            alone[1:] += costs.settle
+        match = self._text.index.propose(tokens, room)
+        repeated = self._repeat(match, alone, room) if match.tokens else NOTHING
+        n_slots, seconds, draft_s = self._n_slots(repeated, alone, free), alone, 0.0
+        if n_slots:
+            draft_s = float(costs.draft[n_slots])
+            seconds = draft_s + alone
+            seconds[0] += costs.settle if self._calm_s else 0.0  # a block is a pass over several tokens, too
+        calibration = self._profile.acceptance.ratio() if n_slots else NO_FLOATS
+        return Proposal(
+            n_slots, self._pool, index, room, seconds, draft_s, alone, match, repeated, calibration, self._rules
+        )
 
-    def select(self, lattice: Lattice | None) -> Draft:
-        self._promised, self._sent = None, self._repeated
-        if lattice:
-            pool = self._best(lattice)
-            too_short = len(self._repeated.tokens) < min(self._bounds.least, self._room)
-            if too_short or self._rate(pool) >= self._rate(self._repeated):
-                self._promised, self._sent = _by_depth(pool), pool
-        return self._sent
+    def _n_slots(self, repeated: Chain, alone: Floats, room: int) -> int:
+        """How many slots to draft; none where the n-gram draft promises more, or the drafter rests."""
+        profile, bounds = self._profile, self._rules.bounds
+        if room < 1 or not self._pool:
+            return 0
+        is_asked = profile.parking.drafts and not (repeated.tokens and rate(repeated, alone) > profile.rate)
+        if not is_asked and not bounds.least:
+            return 0
+        return min(max(profile.draft_length.n_slots, bounds.least), self._rules.drafting.n_slots, room)
 
-    def learn(self, round: Round) -> None:
-        profile, n = self._profile, len(self._sent.tokens)
-        if n or self._calm_s > SETTLED_S:
-            profile.costs.learn(n + 1, self._index, round.verify_s)
-        self._calm_s = 0.0 if n or self._n_slots else self._calm_s + round.verify_s
-        if self._n_slots:
-            profile.costs.learn_draft(self._n_slots, round.total_s - round.verify_s)
-            plain_s = float(profile.costs.at(self._index)[1])
-            profile.drafted(len(round.tokens), float(self._cost[n]), plain_s)
-        elif profile.is_parked:
-            profile.rested()
-        if self._promised is not None:
-            trust = profile.acceptance.ratio()[: len(self._promised)]
-            profile.acceptance.learn(self._promised / trust, round.n_accepted)
-        if self._match.tokens:
-            self._listen(round.tokens)
+    def _repeat(self, match: NgramMatch, alone: Floats, room: int) -> Chain:
+        """As much of a match as pays without the drafter."""
+        survival = (self._profile.ngrams.chances(match) * self._text.ratio).cumprod()
+        n = size(np.concatenate(([0.0], survival.cumsum())), alone, room, self._rules.bounds.least)
+        return Chain(match.tokens[:n], survival[:n].tolist())
 
-    def _listen(self, said: Sequence[int]) -> None:
-        """Sent or not: what was said tells whether the echo was right."""
-        n_seen = min(len(self._match.tokens), len(said))
-        n_right = next((i for i in range(n_seen) if self._match.tokens[i] != said[i]), n_seen)
+    def learn(self, choice: AutoChoice, round: Round) -> None:
+        proposal, profile = choice.proposal, self._profile
+        profile.unmeasured_s += round.total_s
+        if choice.gains:
+            profile.draft_length.learn(choice.gains, profile.costs.draft, proposal.costs - proposal.draft_s)
+        if choice.promised is not None:
+            predicted = choice.promised / proposal.calibration[: len(choice.promised)]
+            profile.acceptance.learn(predicted, round.n_accepted)
+        taught = self._learn_costs(choice, round)
+        self._account(choice, round, taught=taught)
+        if proposal.match.tokens:
+            self._text.learn(profile, proposal.match, round.tokens)
+
+    def _learn_costs(self, choice: AutoChoice, round: Round) -> bool:
+        """Correct the cost model; returns whether the round told what a plain one takes."""
+        costs, proposal, n = self._profile.costs, choice.proposal, len(choice.draft.tokens)
+        n_slots, is_settled = proposal.n_slots, self._calm_s > SETTLED_S
+        if n_slots:
+            costs.learn_draft(n_slots, round.total_s - round.verify_s)
+        if n or (is_settled and not n_slots) or costs.is_scaling:
+            own = OWN_SELDOM if self._profile.parking.is_control else OWN
+            costs.learn(n + 1, proposal.position, round.verify_s, own, drafted=n_slots > 0)
+        self._calm_s = 0.0 if n or n_slots else self._calm_s + round.verify_s
+        return is_settled and not n and not n_slots
+
+    def _account(self, choice: AutoChoice, round: Round, *, taught: bool) -> None:
+        """Tell the parking what this round saved against the same text without the drafter."""
+        proposal, profile = choice.proposal, self._profile
+        plain_s, seconds = float(proposal.alone[0]), float(proposal.costs[len(choice.draft.tokens)])
+        alone_s, alone_n = plain_s, 1.0
+        if n_repeated := len(proposal.repeated.tokens):
+            alone_s, alone_n = float(proposal.alone[n_repeated]), _n_alone(proposal.repeated, round.tokens)
+        took = clipped(round.total_s / seconds)
+        self._text.passed(alone_s / plain_s, alone_n)
+        if not proposal.n_slots:
+            profile.parking.passed(seconds / plain_s, taught=taught)
+            profile.costs.learn_round(took)
+        elif not self._rules.bounds.least:
+            more = (len(round.tokens) - alone_n) * self._text.rounds_a_token
+            saved = alone_s / plain_s + more - took * seconds / (plain_s * profile.costs.excess)
+            profile.drafted(len(round.tokens), seconds, saved)
+            self._pool = self._pool and not profile.parking.is_resting
+
+
+class _Text:
+    """What is known of one text: its n-grams, how well they predict it, and what it takes without the drafter."""
+
+    def __init__(self) -> None:
+        self.index = NgramIndex()
+        self._calibration = AcceptanceCalibration.fresh(1)  # beside the statistics of all texts
+        self._rounds, self._tokens = PRIOR, PRIOR  # with n-gram drafts alone, with `DECAY`
+
+    @property
+    def ratio(self) -> float:
+        """Multiplier of the probabilities that hold for all texts."""
+        return min(float(self._calibration.ratio()[0]), 1.0)
+
+    @property
+    def rounds_a_token(self) -> float:
+        """What a token takes without the drafter, in plain rounds."""
+        return self._rounds / self._tokens
+
+    def passed(self, n_rounds: float, n_tokens: float) -> None:
+        """`n_tokens` take or would have taken as long as `n_rounds` plain rounds, without the drafter."""
+        self._rounds = DECAY * self._rounds + n_rounds
+        self._tokens = DECAY * self._tokens + n_tokens
+
+    def learn(self, profile: PairProfile, match: NgramMatch, said: Sequence[int]) -> None:
+        """Compare a match, sent or not, with what was said."""
+        n_seen = min(len(match.tokens), len(said))
+        n_right = _n_common(match.tokens, said)
         n_seen = min(n_right + 1, n_seen)
-        for i, chance in enumerate(self._profile.ngrams.chances(self._match)[:n_seen]):
-            self._ngram_calibration.learn(np.array([chance]), int(i < n_right))
-        self._profile.ngrams.learn(self._match, n_right, n_seen)
-
-    def _rate(self, draft: Draft) -> float:
-        """Expected tokens a second of a round that verifies `draft`."""
-        return (1 + sum(draft.survival)) / float(self._cost[len(draft.tokens)])
-
-    def _size(self, gains: Floats) -> int:
-        """How many tokens to send, where `gains[n]` are expected to be accepted of n."""
-        least, most = min(self._bounds.least, self._room), min(len(gains) - 1, self._room)
-        rates = (1 + gains[: most + 1]) / self._cost[: most + 1]
-        return min(least, most) + int(rates[min(least, most) :].argmax())
-
-    def _repeat(self) -> Chain:
-        """As much as pays of what followed the last time the text ended as now."""
-        chances = self._profile.ngrams.chances(self._match) * min(self._ngram_calibration.ratio()[0], 1.0)
-        survival = chances.cumprod()
-        n = self._size(np.concatenate(([0.0], survival.cumsum())))
-        return Chain(self._match.tokens[:n], survival[:n].tolist())
-
-    def _best(self, lattice: Lattice) -> Draft:
-        """The tree, or where there can be none the chain, that pays best."""
-        ratio = self._profile.acceptance.ratio()[: len(lattice)]
-        step = ratio / np.concatenate(([1.0], ratio[:-1]))  # of one slot, given the one before
-        p = np.minimum(chances(lattice, self._index, self._drafting, self._sampler) * step[:, None, None], 1.0)
-        p[p < self._bounds.p_min] = 0.0
-        if self._drafting.max_leaves > 1:
-            nodes = BestFirst(lattice, p, self._room, max_leaves=self._drafting.max_leaves)
-            self._compare(nodes.gains)
-            return nodes.tree(self._size(nodes.gains(len(lattice))))
-        chains = Expected(lattice, p)
-        self._compare(lambda n_slots: chains.gains[: n_slots + 1])
-        return chains.path(self._size(chains.gains))
-
-    def _compare(self, gains: Callable[[int], Floats]) -> None:
-        """Learn from a block drafted whole what fewer slots would have brought."""
-        stairs, n_slots = self._profile.costs, self._n_slots
-        if n_slots == self._drafting.n_slots:
-            some = [gains(n)[: self._room + 1] for n in range(1, n_slots + 1)]
-            self._profile.draft_length.learn(some, stairs.draft, self._cost - stairs.draft[n_slots])
+        for i, chance in enumerate(profile.ngrams.chances(match)[:n_seen]):
+            self._calibration.learn(np.array([chance]), int(i < n_right))
+        profile.ngrams.learn(match, n_right, n_seen)
 
 
-def _by_depth(draft: Draft) -> Floats:
-    """Summed probabilities of survival at each distance from the anchor, 1 first."""
-    depth = np.array(depths(draft), np.intp)
-    return np.bincount(depth - 1, weights=draft.survival).astype(np.float64) if len(depth) else np.zeros(0)
+PRIOR = 8.0  # rounds' worth of weight of a text's first rate, that of plain decoding
+NO_FLOATS: Floats = np.zeros(0)
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def _n_alone(repeated: Chain, said: Sequence[int]) -> float:
+    """Tokens a round that sends `repeated` would have emitted where the text went on as `said`; behind its end as many
+    as are expected."""
+    n = _n_common(repeated.tokens, said)
+    further = 0.0
+    if n == len(said) < len(repeated.tokens):
+        further = sum(repeated.survival[n:]) / repeated.survival[n - 1]
+    return 1 + n + further

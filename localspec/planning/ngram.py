@@ -1,4 +1,4 @@
-"""Where the text repeats itself: what followed the last time the same few tokens were said, and how likely that is."""
+"""N-gram drafts (prompt lookup): what followed the last time the same few tokens occurred, and how likely that is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LONGEST = 16  # a longer match says no more
 LAST, REACH = 4, 64  # a text repeats itself where its last 4 tokens occurred before among its last 64
 FAR = REACH - LAST  # so two occurrences are at most that far apart
 
-MEMORY = 0.997  # weight of the past per token seen: a half-life of 231
-PRIOR = 30.0  # tokens' worth of belief in the chances below
+DECAY = 0.997  # weight of the past per token seen: a half-life of 231
+PRIOR = 30.0  # tokens' worth of weight of the probabilities below
 
 
 class NgramMatch(NamedTuple):
@@ -50,7 +50,7 @@ class NgramIndex:
         """Up to `most` tokens that followed the latest earlier place where `tokens` ended as now.
 
         `tokens` is the text of the last call, perhaps grown. The match is the longest common ending of both places,
-        `N` … `LONGEST` tokens. Where two places went on differently the echo ends: the later is seldom right.
+        `N` … `LONGEST` tokens. It ends where the latest two places went on differently: the later is seldom right.
         """
         for end in range(max(self._n_known, N), len(tokens)):  # the last run would find itself
             run = tuple(tokens[end - N : end])
@@ -71,9 +71,9 @@ class NgramIndex:
 
 
 class NgramStatistics:
-    """How often the tokens of echoes were right, by `NgramMatch.kinds`: sums [2, LONGEST + 1] over the tokens seen.
+    """How often the tokens of matches were right, by `NgramMatch.kinds`: sums [2, LONGEST + 1] over the tokens seen.
 
-    What is believed at first was seen with the default target on MT-Bench and HumanEval (benchmarks/echoes.py).
+    The first values are those of the default target on MT-Bench and HumanEval (benchmarks/ngrams.py).
     """
 
     def __init__(self, right: Floats, tried: Floats) -> None:
@@ -84,18 +84,18 @@ class NgramStatistics:
         few = N / np.maximum(np.arange(LONGEST + 1), N)
         return cls(PRIOR * np.stack([1 - 0.33 * few**0.8, 1 - 0.1 * few**1.5]), np.full((2, LONGEST + 1), PRIOR))
 
-    def chances(self, echo: NgramMatch) -> Floats:
-        """Probability of each token of an echo, those before it being right."""
-        kinds = echo.kinds
+    def chances(self, match: NgramMatch) -> Floats:
+        """Probability of each token of a match, those before it being right."""
+        kinds = match.kinds
         return self.right[kinds] / self.tried[kinds]
 
-    def learn(self, echo: NgramMatch, n_right: int, n_seen: int) -> None:
-        """The first `n_right` tokens of an echo were said; `n_seen` have been compared: one more, or all."""
-        agreed, lengths = echo.kinds
+    def learn(self, match: NgramMatch, n_right: int, n_seen: int) -> None:
+        """The first `n_right` tokens of a match were right; `n_seen` have been compared: one more, or all."""
+        agreed, lengths = match.kinds
         for i in range(n_seen):
             kind = agreed[i], lengths[i]
-            self.right[kind] = MEMORY * self.right[kind] + (i < n_right)
-            self.tried[kind] = MEMORY * self.tried[kind] + 1
+            self.right[kind] = DECAY * self.right[kind] + (i < n_right)
+            self.tried[kind] = DECAY * self.tried[kind] + 1
 
 
 def repeats(tokens: Sequence[int]) -> bool:
@@ -106,6 +106,6 @@ def repeats(tokens: Sequence[int]) -> bool:
 
 
 def _onward(tokens: Sequence[int], at: int, n: int) -> list[int]:
-    """The `n` tokens from index `at` on; a text that runs in a circle goes on around it."""
+    """The `n` tokens from index `at` on; behind the end the text is taken to go on periodically."""
     period = len(tokens) - at
     return [tokens[at + i % period] for i in range(n)]

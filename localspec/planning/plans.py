@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from localspec.engine.plan import Drafting, Fixed, Plan, selector
 from localspec.engine.sampling import Sampler
 from localspec.options import Settings
-from localspec.planning.auto import Auto, Bounds
+from localspec.planning.auto import Auto
 from localspec.planning.exactness import LOSS, Exactness, ExactnessKeeper, Promise, loss
 from localspec.planning.keeper import ProfileKeeper
+from localspec.planning.proposal import Bounds
 
 TREE = 16  # nodes of a tree whose size nobody said
-CATCH_UP = 256  # tokens that may be read again for a drafter in doubt
 
 
 class Plans:
@@ -49,20 +50,17 @@ class Plans:
         return width - 1 if is_cheap else drafting.draft_max
 
     def needs_pool(self, settings: Settings, lag: Callable[[], int]) -> bool:
-        """Whether an answer may ask the drafter; `lag()` tokens would be read again for it.
-
-        One that rests for long falls behind: reading out the target's features costs some per cent of a small model's
-        time. It is tried again where it can catch up at little cost, in a new conversation at the latest.
-        """
+        """Whether an answer may ask the drafter; `lag()` tokens would be read again for it. The machine is measured
+        before, if that is worth it by now."""
         if not settings.drafts:
             return False
+        if settings.path in ("auto", "ngram"):
+            self.profile.prepare()
         if settings.path != "auto" or settings.draft_min:
             return settings.path != "ngram"
-        if (profile := self.profile.get()) is None:
-            return True
-        return not profile.rests_long and (not profile.is_doubted or lag() <= CATCH_UP)
+        return self.profile.admit(lag())
 
-    def plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan:
+    def plan(self, settings: Settings, sampler: Sampler, *, pool: bool) -> Plan[Any]:
         """How an answer drafts; without `pool` it never asks the drafter."""
         drafting, path, n = self.drafting, settings.path, settings.draft_max
         if drafting is None or not settings.drafts:

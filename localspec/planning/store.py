@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from localspec.engine.drafter import Drafter
-from localspec.engine.target import Target
 from localspec.planning.profile import PairProfile
 from localspec.storage import recall, remember
 
@@ -21,14 +19,14 @@ class ProfileStore:
     def __init__(self, key: str) -> None:
         self._key = key
 
-    def load(self, target: Target, drafter: Drafter) -> PairProfile | None:
-        """What is kept, if it fits this pair."""
+    def load(self, draft_max: int, n_slots: int) -> PairProfile | None:
+        """What is kept, if it is for drafts of up to `draft_max` tokens from blocks of `n_slots`."""
         try:
             profile = PairProfile.from_json(json.loads(recall(KIND, self._key) or "null"))
         except (ValueError, KeyError, TypeError):
             return None
-        n_slots = {len(profile.costs.draft) - 1, len(profile.acceptance.promised), len(profile.draft_length.tokens)}
-        return profile if profile.costs.most == target.draft_max and n_slots == {drafter.block_size - 1} else None
+        lengths = {len(profile.costs.draft) - 1, len(profile.acceptance.promised), len(profile.draft_length.tokens)}
+        return profile if profile.costs.most == draft_max and lengths == {n_slots} else None
 
     def keep(self, profile: PairProfile) -> None:
         """Write it down."""

@@ -1,7 +1,7 @@
 """How often what followed an earlier place that ends alike follows again, in greedy answers of the default target.
 
 One column where one earlier place is known, one where the latest two agree (where they do not, nothing is sent). These
-figures are what `localspec.ngram.NgramStatistics` believes at first.
+figures are where `localspec.planning.ngram.NgramStatistics` begins.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def main() -> None:
         for prompt in (text for name in args.sets.split(",") for text in read_set(args, name, args.count)):
             ids = pair.encode(prompt)
             text = ids + pair.generate(ids, max_tokens=args.predict, spec=False).tokens
-            suffixes = NgramIndex()
+            index = NgramIndex()
             for n in range(len(ids), len(text)):
-                echo = suffixes.propose(text[:n], 1)
-                if echo.tokens:
-                    kind = WIDTHS.get(echo.matched, f"{LONGEST} or more"), echo.agreed > 0
+                match = index.propose(text[:n], 1)
+                if match.tokens:
+                    kind = WIDTHS.get(match.matched, f"{LONGEST} or more"), match.agreed > 0
                     tried[kind] += 1
-                    right[kind] += echo.tokens[0] == text[n]
+                    right[kind] += match.tokens[0] == text[n]
     print("| tokens matched | one place | two that agree |\n|---|---|---|")
     for width in dict.fromkeys([*WIDTHS.values(), f"{LONGEST} or more"]):
         cells = [f"{right[width, two]} of {tried[width, two]}" for two in (False, True)]
