@@ -143,15 +143,19 @@ def _drafts(given: dict[str, Any], path: str | Select, drafting: Drafting | None
     if spec is False and wanted:
         raise OptionError(f"{wanted}, but nothing is drafted with spec off; leave out one of the two.")
     chain = path in ("greedy", "expected", "sampled")  # through the pool: no longer than the block
-    longest = drafting.n_slots if chain else drafting.draft_max
-    why = f" (a block of {longest + 1} tokens, the last one said included)" if chain else ""
+    longest = min(drafting.n_slots, drafting.draft_max) if chain else drafting.draft_max
+    why = (
+        f" (a block of {drafting.n_slots + 1} tokens, the last one said included)"
+        if chain and longest == drafting.n_slots
+        else ""
+    )
     check_whole("draft_max", most, 0, longest, why)
     check_whole("draft_min", least, 0, longest if most is None else most, why)
     if p_min is not None and not (isinstance(p_min, (int, float)) and 0 <= p_min <= 1):
         raise OptionError(f"draft_p_min must be a number from 0 to 1, not {p_min!r}.")
     if path != "auto" and (least or p_min):
         raise OptionError("draft_min and draft_p_min steer the planner; they go with path auto only.")
-    return spec is not False and most != 0
+    return spec is not False and most != 0 and longest > 0
 
 
 def _path(given: dict[str, Any], drafting: Drafting | None) -> str | Select:

@@ -15,12 +15,14 @@ from localspec import prompt as prompts
 from localspec.answer import Chunk, Result, Stream
 from localspec.chat import Chat
 from localspec.engine.generate import Engine, generate
-from localspec.engine.paths import NOTHING
+from localspec.engine.paths import NOTHING, Draft
 from localspec.engine.plan import Drafting
+from localspec.engine.replay import Rounds, replay
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
+from localspec.planning.exactness import Exactness, Promise
 from localspec.planning.plans import Plans
 from localspec.planning.profile import PairProfile
 from localspec.prompt import Prompt
@@ -90,6 +92,21 @@ class Pair:
         with self._turns.work():
             return self._plans.profile.get()
 
+    @property
+    def exactness(self) -> Exactness:
+        """Which passes give each token the bits it has alone. Measured at first use."""
+        with self._turns.work():
+            return self._plans.prepare()
+
+    @property
+    def promise(self) -> Promise:
+        """What holds between the words with the drafter and those without, at default settings; str() says it.
+
+        Measured at first use.
+        """
+        with self._turns.work():
+            return self._plans.promise
+
     def settle(self) -> None:
         """Measure this machine if that has not been done yet: some seconds, for when nobody waits for an answer."""
         with self._turns.work():
@@ -125,6 +142,7 @@ class Pair:
 
     def _chunks(self, ids: list[int], settings: Settings, result: Result) -> Generator[Chunk]:
         text = TextStream(self.vocab, settings.limits, self.template.parser(ids) if self.template else None)
+        self._plans.prepare()
         sampler = Sampler(settings.sampling)
         pool = self._plans.needs_pool(settings, lambda: self.engine.lag(ids))
         plan = self._plans.plan(settings, sampler, pool=pool)
@@ -165,6 +183,21 @@ class Pair:
             row: NDArray[np.float32] = self.engine.target.verify(tokens[-1], NOTHING)[0].copy()
             self.engine.forget()
         return row
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """What each round of the last answer has verified besides the token before it."""
+        return self.engine.drafts
+
+    def replay(self, ids: Sequence[int], rounds: Rounds, at: int) -> NDArray[np.float32] | None:
+        """Logits [n_vocab] of token `at` of an answer to `ids`, computed afresh in the passes of its `rounds`."""
+        with self._turns.work():
+            self.engine.forget()
+            self.engine.start(ids, spec=False)
+            try:
+                return replay(self.engine.target, ids[-1], rounds, at)
+            finally:
+                self.engine.forget()
 
     def forget(self) -> None:
         """Empty both KV caches: the next answer reads its whole prompt."""

@@ -19,6 +19,7 @@ from localspec.engine.generate import Engine
 from localspec.engine.lattice import Lattice
 from localspec.engine.plan import Drafting
 from localspec.pair import Pair, Parts
+from localspec.planning.exactness import Exactness
 from localspec.planning.plans import Plans
 
 N_VOCAB = 24
@@ -302,6 +303,15 @@ class FakeKeeper:
         self.calls["keep"] += 1
 
 
+class FakeExactness:
+    """All passes are exact."""
+
+    strict = False
+
+    def get(self) -> Exactness:
+        return Exactness(width=100, reading=True, block=1)
+
+
 def pair_of_fakes(target: FakeTarget | None = None, *, drafted: bool = True) -> Pair:
     """A pair whose parts are all fakes; `pair.freed` counts how often it freed its models."""
     target = target or FakeTarget()
@@ -311,7 +321,7 @@ def pair_of_fakes(target: FakeTarget | None = None, *, drafted: bool = True) -> 
     freed: list[int] = []
     parts = Parts(
         engine=Engine(target, drafter),
-        plans=Plans(drafting, keeper),
+        plans=Plans(drafting, keeper, FakeExactness()),
         vocab=vocab,
         template=FakeTemplate(vocab),
         target_path=Path("target.gguf"),

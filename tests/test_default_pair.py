@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from localspec.engine.stats import total
 from localspec.evaluation import prompts
 from localspec.evaluation.check import check
 from localspec.hub import registry
-from localspec.llama import read_header
+from localspec.llama import quantize, read_header
+from localspec.loading.open import open_pair
 from localspec.pair import Pair
 
 OWN = [text for some in prompts.own().values() for text in some if len(text) < 1000]
@@ -142,3 +144,13 @@ def test_the_drafter_file_says_whose_it_is_and_is_small() -> None:
     assert header.arch == "dflash"
     assert str(header.get("localspec.target_name")).endswith(".gguf")
     assert (entry.drafter_path().parent / "README.md").is_file()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_encoding_whose_kernels_are_not_exact_everywhere(tmp_path: Path, exact: bool) -> None:
+    entry = registry.get(registry.DEFAULT)
+    quantize(entry.target_path(), tmp_path / "q4_k_m.gguf", "q4_k_m")
+    with open_pair(tmp_path / "q4_k_m.gguf", entry.drafter_path(), n_ctx=1024, exact=exact) as loaded:
+        report = check(loaded, OWN[:3], max_tokens=30)
+    assert report.different == 0
+    assert not exact or report.identical == report.promised == 3

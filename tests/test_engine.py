@@ -277,7 +277,9 @@ def test_a_sliding_window_forgets_nothing_that_a_draft_still_needs(tmp_path: Pat
             tokens = list(pair.engine.tokens)
             assert_same_state(pair)
             pair.engine.start(tokens, spec=True)
-            assert pair.engine.start(tokens[: n // 2], spec=True).n_cached == n // 2 - 1
+            known = n // 2 - 1
+            n_cached = pair.engine.start(tokens[: n // 2], spec=True).n_cached
+            assert n_cached == known - known % pair.engine.reading.block
             assert_same_state(pair)
 
 
@@ -414,7 +416,7 @@ def test_a_stop_string_leaves_the_conversation_without_it(steady: Pair) -> None:
         b"".join(map(steady.vocab.piece, read)).decode()
         == f"user\nthe sea\nassistant\n{cut.text}\nuser\nand\nassistant\n"
     )
-    assert after.stats.cached_n > 0 or steady.engine.target.model.is_recurrent
+    assert after.stats.cached_n > 0 or steady.engine.target.model.is_recurrent or steady.engine.reading.block > 1
 
 
 # --- streams and interrupts

@@ -30,6 +30,7 @@ from localspec.engine.sampling import Sampler, SamplingParams
 from localspec.errors import BackendError, OptionError
 from localspec.loading.open import open_pair
 from localspec.pair import Pair
+from localspec.planning import exactness
 
 KINDS = {"attention": "llama", "hybrid": "qwen35", "window": "muse-glimmer", "recurrent": "mamba"}
 CASES = [(kind, drafts) for kind in KINDS for drafts in (False, True) if not (kind == "recurrent" and drafts)]
@@ -274,6 +275,7 @@ def test_any_history_goes_on_like_a_fresh_pair(
 ) -> None:
     monkeypatch.setattr(targets, "N_BATCH", N_BATCH)
     monkeypatch.setattr(rounds, "N_BATCH", N_BATCH)
+    monkeypatch.setattr(exactness, "measure", lambda _: exactness.Exactness(1, True))  # go back to any place
     print(f"LOCALSPEC_STATES_SEED={seed} LOCALSPEC_STATES_RUNS=1")
     with ExitStack() as stack:
         pair, fresh = (stack.enter_context(opened(tmp_path, kind, drafts=drafts)) for _ in range(2))
@@ -324,7 +326,7 @@ def test_a_chat_whose_template_takes_thoughts_back_reads_no_old_turn_again(tmp_p
         chat, before = pair.chat(system="be the sea"), 0
         for text in ("the sea", "and the sand", "what is in his hand"):
             cached = chat.send(text, max_tokens=20).stats.cached_n
-            assert cached >= before
+            assert cached >= before - before % pair.engine.reading.block
             before = pair.template.n_before_answer(pair.encode([*chat.messages[:-1]]))
             assert before is not None
             assert before > cached

@@ -23,6 +23,7 @@ def open_pair(model: ModelOptions) -> Pair:
             draft_gpu_layers=model.gpu_layers_draft,
             n_threads=model.threads,
             thinking=model.think,
+            exact=model.exact,
             explain=console.note if model.verbose else None,
         )
 

@@ -63,6 +63,7 @@ class ModelOptions:
     ctx_size: int | None
     threads: int | None
     think: bool | None
+    exact: bool
     verbose: bool
 
 
@@ -79,6 +80,7 @@ MODEL = family(
     click.option(
         "--think/--no-think", default=None, help="Think before answering (default: as the drafter was trained)."
     ),
+    click.option("--exact", is_flag=True, help="Keep every pass so narrow that no bit depends on it (see check)."),
     click.option(
         "--no-kernels",
         is_flag=True,

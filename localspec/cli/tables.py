@@ -20,18 +20,21 @@ def show_check(report: Report) -> None:
     """The outcome of `localspec check`, differences first."""
     console = out()
     for d in report.details:
-        kind = "near-tie" if d.near_tie else "DIFFERENT"
+        kind = "near-tie" if d.near_tie else "DIFFERENT, though bits were promised" if d.promised else "DIFFERENT"
+        ways = [("alone", d.logits), (f"in a pass over {d.width}", d.logits_batched)]
+        shown = ", ".join(f"{way} {pair[0]:.5f} and {pair[1]:.5f}" for way, pair in ways if pair)
         console.print(
-            f"prompt {d.prompt}, token {d.position}: plain {d.plain_token}, spec {d.spec_token}; best logits "
-            f"{d.logits[0]:.5f} ({d.best[0]}) and {d.logits[1]:.5f} ({d.best[1]}): {kind}",
+            f"prompt {d.prompt}, token {d.position}: plain {d.plain_token}, spec {d.spec_token}; their logits "
+            f"{shown or 'cannot be told'}: {kind}",
             markup=False,
             soft_wrap=True,
         )
     console.print(
-        f"{report.prompts} prompts: {report.identical} identical, {report.near_ties} near-ties, "
-        f"{report.different} different",
+        f"{report.prompts} prompts, {report.promised} of them promised to the last bit: {report.identical} identical, "
+        f"{report.near_ties} near-ties, {report.different} different",
         soft_wrap=True,
     )
+    console.print(f"by default {report.promise}", markup=False, soft_wrap=True)
 
 
 def show_bench(figures: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from localspec.engine.drafter import Drafter
 from localspec.engine.lattice import Lattice
 from localspec.engine.paths import Chain, Draft, depths
 from localspec.engine.plan import C, Plan
+from localspec.engine.reading import Reading
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
 from localspec.engine.target import N_BATCH, Target
@@ -51,11 +52,17 @@ class Prefill:
 
 
 class Engine:
-    """Target, drafter and the tokens they have in common: the one place that holds a generation's state."""
+    """Target, drafter and the tokens they have in common: the one place that holds a generation's state.
+
+    `reading` says how prompts are read, `drafts` what each round since `start` has verified.
+    """
 
     def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self.target, self.drafter = target, drafter
+        self.reading = Reading()
         self.tokens: list[int] = []
+        self.drafts: list[Draft] = []
+        self._n_read = 0  # of the target's positions, the first ones that come from reading a prompt
         self._spec = False  # whether the drafter keeps up with the target
         self._pending: list[NDArray[np.float32]] = []  # features of rounds that drafted nothing, not injected yet
         self._in_sync = True  # False while the KV caches change: after an interrupt they are not trusted
@@ -90,20 +97,21 @@ class Engine:
         began = perf_counter()
         known = self._known(prompt) if self._in_sync else 0
         keep, end = self._rewind_to_common(prompt, spec), len(prompt) - 1
-        self.tokens = list(prompt)
+        self.tokens, self.drafts = list(prompt), []
         self.target.expose_features(spec)
         self._spec = spec
-        marks = {end if keep_at is None else min(keep_at, end)}
-        if keep < known:
-            marks.add(known)  # where prompts have parted once, they will again: behind a system message, a turn undone
+        marks = {end if keep_at is None else self.reading.mark(keep_at, end)}
+        if keep < known:  # where prompts have parted once, they will again: behind a system message, a turn undone
+            marks.add(self.reading.mark(known, end))
         self._checkpoint_at(marks)
-        for chunk in _chunks(keep, end, marks):
+        for chunk in self.reading.chunks(keep, end, marks, N_BATCH):
             self.target.prefill(self.tokens[chunk])
             if spec and self.drafter:
                 self.drafter.inject(self.target.features(slice(chunk.stop - chunk.start)))
             self._checkpoint_at(marks)
             if progress:
                 progress(chunk.stop, end)
+        self._n_read = end if keep <= self._n_read else self._n_read
         self._in_sync = True
         return Prefill(keep, end - keep, perf_counter() - began)
 
@@ -120,6 +128,7 @@ class Engine:
             self._leave_behind()
         lattice = timer.draft(self._draft, proposal.n_slots)
         choice = proposal.select(lattice)
+        self.drafts.append(choice.draft)
         rows = timer.verify(self.target.verify, self.tokens[-1], choice.draft)
         accepted = self._accept(rows, choice.draft, sampler, clip)
         timer.inject(self._commit, accepted, wait=proposal.n_slots == 0)
@@ -193,15 +202,23 @@ class Engine:
             self.target.forget()
             if self.drafter:
                 self.drafter.forget()
+            self._n_read = 0
         self._in_sync = False
         keep = self._known(prompt)
         self._inject_pending(keep)
         if spec and self.drafter:
             keep = min(keep, self.drafter.n_past)
-        keep = self.target.rewind(keep)
+        keep = self._rewind(self.reading.keeps(keep, self._n_read, len(prompt) - 1), len(prompt) - 1)
         if self.drafter:
             self.drafter.rewind(min(keep, self.drafter.n_past))
         return keep
+
+    def _rewind(self, n: int, end: int) -> int:
+        """Go back to `n` positions, or where that is not possible to a place from which reading on is fresh reading."""
+        kept = self.target.rewind(n)
+        if kept < n and self.reading.strict and self.reading.keeps(kept, self._n_read, end) < kept:
+            kept = self.target.rewind(0)
+        return kept
 
     def _known(self, prompt: Sequence[int]) -> int:
         """How many tokens of `prompt` the target holds, all but the last at most."""
@@ -219,14 +236,6 @@ def generate(engine: Engine, *, plan: Plan[C], sampler: Sampler, clip: Clip) -> 
             raise OptionError("another answer has begun on this pair; finish or close one before the next.")
         round, ends = engine.round(plan, sampler, clip)
         yield round
-
-
-def _chunks(start: int, end: int, marks: set[int]) -> Iterator[slice]:
-    """Slices of at most `N_BATCH` tokens from `start` to `end`; one ends at each of `marks`."""
-    while start < end:
-        stop = min([start + N_BATCH, end, *(mark for mark in marks if mark > start)])
-        yield slice(start, stop)
-        start = stop
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -46,13 +46,14 @@ class Target:
     ) -> None:
         self.model, self.layers, self.n_ctx, self.n_past = model, list(layers), n_ctx, 0
         self.draft_max = draft_max
+        self.n_verified = max(draft_max, MAX_LEAVES) + 1  # tokens of a pass with logits; llama.cpp wants one a sequence
         self.can_branch = draft_max > 1 and not model.is_recurrent and not model.n_swa
         self.context = Context(
             model,
             n_ctx=n_ctx,
             n_batch=N_BATCH,
             n_seq=MAX_LEAVES + 1 if self.can_branch else 1,
-            n_outputs=max(draft_max, MAX_LEAVES) + 1,  # llama.cpp wants one for each sequence
+            n_outputs=self.n_verified,
             n_rollback=draft_max if model.is_recurrent else 0,
             n_threads=n_threads,
             layers=self.layers,

@@ -141,7 +141,7 @@ class Context:
             )
         self.n_ctx = int(C.llama_n_ctx(self._ctx))
         self.n_rollback = int(C.llama_n_rs_seq(self._ctx)) if n_rollback else 0
-        self.n_batch = n_batch
+        self.n_batch, self.n_threads = n_batch, int(params.n_threads)
         self._tokens = _Batch(n_batch, n_seq=n_seq if unified else 1)
         self._rows = _Batch(n_batch, n_embd=embd_width, n_pos=model.n_pos) if embd_width else None
         self._inputs: LayerInputs = named or HandedOut(self._ctx)
@@ -215,6 +215,15 @@ class Context:
         """Logits of the last decode's `n` output rows, [n, n_vocab]; a view that the next decode overwrites."""
         pointer = C.llama_get_logits(self.pointer)
         return _view(ctypes.cast(pointer, ctypes.c_void_p).value, n, self.model.vocab.n_tokens)
+
+    def want_hidden(self, wanted: bool) -> None:
+        """Have each decode copy out what the head reads, or not; meanwhile every row of a batch is an output row."""
+        C.llama_set_embeddings(self.pointer, wanted)
+
+    def hidden(self, n: int) -> Floats:
+        """What the head has read in the last decode's `n` rows, [n, n_embd]; a view."""
+        pointer = C.llama_get_embeddings(self.pointer)
+        return _view(ctypes.cast(pointer, ctypes.c_void_p).value, n, self.model.n_embd)
 
     def want_layer_input(self, layer: int, wanted: bool) -> None:
         """Have each decode copy out the input of `layer`, one of `layers`."""

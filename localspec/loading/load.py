@@ -29,6 +29,7 @@ def load(
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
     thinking: bool | None = None,
+    exact: bool = False,
     explain: Callable[[str], None] | None = None,
 ) -> Pair:
     """Load a pair by name (`load("smollm2-135m")`, the default; `load("qwen3-4b:Q8_0")` for one quantisation of the
@@ -37,8 +38,12 @@ def load(
     `target` alone decodes plainly. `n_ctx` tokens of context, `gpu_layers` and `draft_gpu_layers` layers on the GPU
     (negative: all) are by default what fits into memory, see `memory_plan.settle`. `thinking` switches a model that
     can think on or off; by default a named pair does what its drafter was trained for, any other what its template
-    does by itself. `explain` is called with the memory plan, a table, before anything is loaded. Raises ModelError,
-    PairError, OptionError (also for what does not fit), MissingError (run `localspec pull`), BackendError.
+    does by itself. `exact` keeps every pass so narrow that each
+    token gets the bits it has alone, as measured on this machine (`Pair.promise`), and reads again what was said in
+    earlier turns where reading rounds differently: an answer then depends on token ids and seed alone, not on drafts
+    nor on what was cached. Where only a pass over one token is so, nothing is drafted. `explain` is called with the
+    memory plan, a table, before anything is loaded. Raises ModelError, PairError, OptionError (also for what does not
+    fit), MissingError (run `localspec pull`), BackendError.
     """
     check_whole("n_ctx (-c)", n_ctx, 1, MAX_N_CTX)
     check_whole("n_threads (-t)", n_threads, 1, MAX_N_THREADS)
@@ -74,4 +79,5 @@ def load(
         draft_gpu_layers=plan.draft_gpu_layers,
         n_threads=n_threads,
         thinking=thinking,
+        exact=exact,
     )

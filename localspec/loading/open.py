@@ -17,6 +17,7 @@ from localspec.engine.target import MAX_LEAVES, Target
 from localspec.errors import PairError
 from localspec.llama import Header, Model, native, read_header, system_info
 from localspec.pair import Pair, Parts
+from localspec.planning.exactness import ExactnessKeeper
 from localspec.planning.keeper import ProfileKeeper
 from localspec.planning.plans import Plans
 from localspec.planning.store import ProfileStore
@@ -32,6 +33,7 @@ def open_pair(
     draft_gpu_layers: int | None = None,
     n_threads: int | None = None,
     thinking: bool | None = None,
+    exact: bool = False,
 ) -> Pair:
     """Open both files at these very settings, without a plan or a trial; `load` is for users.
 
@@ -45,11 +47,15 @@ def open_pair(
         helper = _open_drafter(stack, draft_head, speaker, on_gpu, n_threads) if draft_head else None
         engine = Engine(speaker, helper)
         keeper = ProfileKeeper(engine, ProfileStore(identity), acceptance_length=_acceptance_length(draft_head))
+        alone = _identity((target, None), n_threads, gpu_layers)
+        exactness = ExactnessKeeper(engine, f"{alone} {speaker.draft_max}", strict=exact)
+        if exact:
+            exactness.get()  # what can be drafted depends on it
         vocab, source = speaker.model.vocab, speaker.model.chat_template
         return Pair(
             Parts(
                 engine=engine,
-                plans=Plans(_drafting(draft_head, speaker), keeper),
+                plans=Plans(_drafting(draft_head, speaker), keeper, exactness),
                 vocab=vocab,
                 template=ChatTemplate(source, vocab, thinking=thinking) if source else None,
                 target_path=target,

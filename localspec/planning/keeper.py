@@ -24,7 +24,7 @@ class ProfileKeeper:
     """
 
     def __init__(self, engine: Engine, store: ProfileStore, *, acceptance_length: float | None = None) -> None:
-        self._engine, self._store, self._acceptance_length = engine, store, acceptance_length
+        self._engine, self._store, self.acceptance_length = engine, store, acceptance_length
         self.known: PairProfile | None = None  # so far
         self._others, self._has_tried = Others(), False  # to measure, in this process
 
@@ -109,8 +109,8 @@ class ProfileKeeper:
 
     def _fresh(self, costs: CostModel, source: Source) -> PairProfile:
         profile = PairProfile(costs, len(costs.draft) - 1, source)
-        if self._acceptance_length:
-            profile.expect(self._acceptance_length)
+        if self.acceptance_length:
+            profile.expect(self.acceptance_length)
         return profile
 
     def keep(self) -> None:
