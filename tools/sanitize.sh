@@ -15,4 +15,4 @@ printf '%s\n' localspec/native/*.cpp | xargs -P "$(nproc)" -I{} bash -c \
 LD_PRELOAD="$($compiler -print-file-name=libasan.so) $($compiler -print-file-name=libubsan.so)" \
 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 LOCALSPEC_NATIVE_LIBRARY="$PWD/$folder/liblocalspec_native.so" \
-    .venv/bin/python -m pytest -p no:cacheprovider tests/test_native_*.py "$@"
+    .venv/bin/python -m pytest -p no:cacheprovider tests/llama/test_native_*.py "$@"

@@ -3,7 +3,7 @@
 The formulas follow the llama.cpp in llama-cpp-python 0.3.36 (`create_memory`, `load_tensors`, `output_reserve`,
 `sched_reserve`). Weights, caches and recurrent states come out to the byte. Compute buffers are an estimate: what was
 seen to be alive at once in graphs of dense, mixture-of-experts and hybrid models, within a quarter of what llama.cpp
-reserves on a CPU (`tests/test_fit.py` holds it to that).
+reserves on a CPU (`tests/loading/test_memory_plan.py` holds it to that).
 
 Defaults and refusals ask different questions. A default (`-c`, `-ngl auto`) is chosen so that all of it fits into what
 is free now, with room to spare. A refusal needs certainty: on a GPU nothing can be paged out, so what is free counts;

@@ -14,7 +14,7 @@ from target_checkpoints import write_checkpoint
 
 from localspec.cli.main import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import os, shutil, sys

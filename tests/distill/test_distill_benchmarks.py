@@ -18,7 +18,7 @@ from localspec.distill.options import Options
 from localspec.distill.start import Shape
 from localspec.distill.store import NONE, Meta, Store, read
 
-FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from localspec.evaluation import doctor
 from localspec.llama import native, native_child, selftest
 from localspec.storage import recall
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 UNDEFINED = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
 
 # Stands in for the library, without kernels for any CPU; dies when it is asked for them the `{fatal}`th time.

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from localspec.cli.main import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
