@@ -42,11 +42,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @dataclass(frozen=True)
 class State:
-    """The loaded library, or None. `detail` says what it does or why it is off, `step` what helps where that is bad."""
+    """The loaded library, or None. `detail` says what it does or why it is off, `step` what helps where that is bad;
+    `has_kernels` is False where it only reads layer inputs, as on a CPU it knows no kernels for."""
 
     library: Any
     detail: str
     step: str | None = None
+    has_kernels: bool = False
 
 
 class UnusableError(Exception):
@@ -73,7 +75,7 @@ def load() -> State:
     library = _open(_path())
     chosen = library.localspec_kernels_enable()
     detail = library.localspec_kernels_name(chosen).decode() if chosen else "none for this CPU: ggml's own are used"
-    return State(library, detail)
+    return State(library, detail, has_kernels=bool(chosen))
 
 
 def is_loaded() -> bool:
