@@ -157,7 +157,7 @@ def test_tune_shows_the_staircase(files: tuple[str, ...]) -> None:
 
 
 def test_piped_chat_answers_line_by_line_and_ends(files: tuple[str, ...]) -> None:
-    done = call("chat", *files, "-n", "8", stdin="abc\n/stats\nabc\n/nonsense\n/exit\nnever asked\n")
+    done = call("chat", *files, "-n", "8", stdin="abc\n/stats\nabc\nabc\n/nonsense\n/exit\nnever asked\n")
     assert done.exit_code == 0
     assert len(done.stdout.splitlines()) >= 2
     assert "unknown command" in done.stderr

@@ -193,7 +193,6 @@ def test_without_torch_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("wrong", "options", "words"),
     [
-        ({"arch": "qwen2"}, (), "does not expose the layer inputs of qwen2 models"),
         ({"chat_template": None}, (), "no chat template, so it cannot ask itself; give it prompts"),
         ({}, ("--vocab-size", "321"), "can draft 16 to 320 tokens, not 321"),
         ({"n_embd": 256}, (), r"has width 256; llama.cpp runs DFlash 2 drafters with pools of 16 from width 272 on"),

@@ -22,6 +22,7 @@ from localspec.pair import Pair
 from localspec.planning import measure
 from localspec.planning import quiet as quiet_module
 from localspec.planning.cost_model import CostModel
+from localspec.planning.exactness import BLOCK
 from localspec.planning.keeper import WAIT_S
 from localspec.planning.measure import Measuring
 from localspec.planning.parking import Parking, State
@@ -126,7 +127,8 @@ def test_measuring_between_two_turns_costs_no_second_reading(tmp_path: Path, cac
         pair.settle()
         result = pair.generate(ids, max_tokens=40)
         assert result.tokens == plain
-        assert result.stats.cached_n >= len(ids) - 2
+        whole_blocks = (len(ids) - 1) // BLOCK * BLOCK  # float32 products round by width: no part of one is used again
+        assert result.stats.cached_n >= whole_blocks > 0
 
 
 def test_what_was_measured_on_a_busy_machine_is_used_and_measured_again(
