@@ -8,12 +8,13 @@ INSTALL := $(BIN)/python -m pip -qq install
 CUDA_WANTED := $(filter-out 0,$(CUDA))
 LLAMA := .venv/.llama$(if $(CUDA_WANTED),-cuda)
 
-.PHONY: help chat test lint sanitize setup clean
+.PHONY: help chat test test-fast lint sanitize setup clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make chat      set everything up and talk with the default model (CUDA=1 for NVIDIA)"
 	@echo "make test      set everything up and run the tests"
+	@echo "make test-fast the quick ones only, for after every save"
 	@echo "make lint      check style, format and types"
 	@echo "make sanitize  run the tests of the native part with sanitizers (GCC)"
 	@echo "make setup     set everything up, no more"
@@ -26,6 +27,9 @@ chat: setup
 test: .venv/.dev
 	@$(BIN)/localspec pull
 	$(BIN)/python -m pytest
+
+test-fast: .venv/.dev
+	@$(BIN)/python -m pytest -m "not slow"
 
 lint: .venv/.dev
 	$(BIN)/ruff check

@@ -140,3 +140,9 @@ def test_the_walk_sees_every_kind_of_import() -> None:
     assert any(name.startswith("llama_cpp") for name in imports(modules()["llama.header"]))  # inside a function
     assert "llama.context" in ours(modules()["llama"])
     assert "evaluation.check" in ours(modules()["cli.tables"])  # for a type checker only
+
+
+def test_every_slow_file_is_there() -> None:
+    from conftest import FOLDER, SLOW
+
+    assert [name for name in sorted(SLOW) if not (FOLDER / f"{name}.py").exists()] == []
