@@ -70,6 +70,8 @@ class Chat:
 
     @messages.setter
     def messages(self, messages: Sequence[Message]) -> None:
+        if not isinstance(messages, Sequence):
+            raise OptionError(f"messages must be a list of messages, not {messages!r}.")
         if bad := [one for one in messages if not (isinstance(one, Mapping) and {"role", "content"} <= one.keys())]:
             raise OptionError(f"a message needs a 'role' and a 'content' that are text, not {bad[0]!r}.")
         self._settle()

@@ -30,7 +30,8 @@ Options, with their defaults:
     temperature (0): 0 always takes the likeliest token; then the words are the same every time.
     top_k (40), top_p (0.95), min_p (0.05): llama.cpp's filters; 0, 1 and 0 switch them off. They count above 0 only.
     repeat_penalty (1), presence_penalty (0), frequency_penalty (0), penalty_last_n (64): llama.cpp's penalties.
-    seed (None): the same seed gives the same words, with and without a drafter; None draws one.
+    seed (None): the same seed gives the same words, with and without a drafter, except by path "sampled", whose words
+        depend on what was drafted; None draws one.
     spec (None): False decodes plainly, True insists on a drafter; None drafts where there is one.
     path (None): how a draft is chosen: "auto" (what pays most on this machine), "ngram" (text that repeats itself, no
         drafter), "greedy", "expected", "tree", "sampled", or a function from a Lattice to a Chain or Tree. None is what

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack, cast
+from typing import NoReturn, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from localspec.engine.plan import Drafting
 from localspec.engine.replay import Rounds, replay
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Stats
+from localspec.errors import BackendError
 from localspec.llama import Vocab
 from localspec.options import Options, Select, Settings, with_options
 from localspec.planning.exactness import Exactness, Promise
@@ -229,6 +230,10 @@ class Pair:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        """Raises BackendError: neither pickle nor copy can take what llama.cpp holds along."""
+        raise BackendError("a pair can be neither pickled nor copied; load it in the process that uses it.")
 
     def __repr__(self) -> str:
         drafter = f"drafter {self.drafter_path.name}" if self.drafter_path else "no drafter"

@@ -156,7 +156,8 @@ class ChatTemplate:
         return self.vocab.text(token).encode() if self.vocab.is_control(token) else self.vocab.piece(token)
 
     def _guarded(self, message: Message, *, strict: bool = False) -> Message:
-        if not all(isinstance(message.get(name), str) for name in ("role", "content")):
+        fields = message if isinstance(message, Mapping) else {}
+        if not all(isinstance(fields.get(name), str) for name in ("role", "content")):
             raise OptionError(f"a message needs a 'role' and a 'content' that are text, not {message!r}.")
         is_whole = message["role"] == "assistant" and not message.get("reasoning_content")
         safe: dict[str, Any] = self._safe(dict(message), self._tags if is_whole else (), strict)

@@ -349,3 +349,14 @@ def test_options_reach_the_answer(pair: Pair, tmp_path: Path) -> None:
     answer = chat.send("abc", max_tokens=3, progress=lambda done, n: read.append((done, n)))
     assert len(answer.tokens) == 3
     assert read == [(4, 4)]
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "hello", [5], [{"role": "user"}]])
+def test_messages_of_another_kind_are_one_sentence(wrong: Any) -> None:
+    chat = pair_of_fakes().chat()
+    with pytest.raises(OptionError, match=r"^(messages must be a list|a message needs) .*\.$"):
+        chat.messages = wrong
+    assert chat.messages == []
+    chat.messages.append(wrong)
+    with pytest.raises(OptionError, match="a message needs a 'role' and a 'content'"):
+        chat.send("hi")

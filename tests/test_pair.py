@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import itertools
+import pickle
 import pydoc
 import subprocess
 import sys
@@ -398,3 +400,9 @@ def test_what_help_says_may_be_passed_as_it_stands() -> None:
         n: p.default for n, p in inspect.signature(pair.generate).parameters.items() if n in Options.__annotations__
     }
     assert pair.generate("abc", **(shown | {"max_tokens": 20})).tokens == pair.generate("abc", max_tokens=20).tokens
+
+
+@pytest.mark.parametrize("carry", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_pair_goes_nowhere_else(carry: Callable[[Pair], object]) -> None:
+    with pytest.raises(BackendError, match="neither pickled nor copied; load it in the process that uses it"):
+        carry(pair_of_fakes())

@@ -31,6 +31,8 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except LocalspecError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            sys.exit(130)
         except BrokenPipeError:
             sys.stderr.close()  # the reader has gone; Python would complain once more at exit
             sys.exit(1)

@@ -142,7 +142,12 @@ SAMPLING = family(
     click.option("--repeat-penalty", type=float, default=1.0, show_default=True),
     click.option("--presence-penalty", type=float, default=0.0, show_default=True),
     click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
-    click.option("-s", "--seed", type=int, help="Seed of the random choices (default: a new one)."),
+    click.option(
+        "-s",
+        "--seed",
+        type=int,
+        help="Seed of the random choices (default: a new one).",
+    ),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be given more than once."),
     click.option("--spec/--no-spec", default=None, help="Use the drafter or not (default: if there is one)."),
 )

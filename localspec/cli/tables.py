@@ -40,12 +40,13 @@ def show_check(report: Report) -> None:
 def show_bench(figures: dict[str, Any]) -> None:
     """The outcome of `localspec bench`."""
     modes = figures["modes"]
-    classes = list(modes["plain"]["classes"])
-    table = Table("", "tokens/s", "speed-up", *classes, "a round", "accepted", box=None, padding=(0, 2))
-    for name, mode in modes.items():
-        per_class = [f"{mode['classes'][kind]:.2f}" for kind in classes]
-        drafted = (f"{mode['acceptance_length']:.2f}", f"{mode['accepted_share']:.0%}" if mode["draft_n"] else "")
-        table.add_row(name, f"{mode['predicted_per_second']:.1f}", f"{mode['ratio']:.2f}", *per_class, *drafted)
+    table = Table("", *modes, box=None, padding=(0, 2, 0, 0))
+    table.add_row("tokens/s", *(f"{mode['predicted_per_second']:.1f}" for mode in modes.values()))
+    table.add_row("speed-up", *(f"{mode['ratio']:.2f}" for mode in modes.values()))
+    for kind in modes["plain"]["classes"]:
+        table.add_row(kind, *(f"{mode['classes'][kind]:.2f}" for mode in modes.values()))
+    table.add_row("a round", *(f"{mode['acceptance_length']:.2f}" for mode in modes.values()))
+    table.add_row("accepted", *(f"{mode['accepted_share']:.0%}" if mode["draft_n"] else "" for mode in modes.values()))
     console = out()
     console.print(table)
     console.print(

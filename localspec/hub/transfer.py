@@ -21,7 +21,7 @@ TIMEOUT_S = 30.0
 N_TRIES = 5  # without a single new byte
 MAX_WAIT_S = 300.0  # what a server may ask for before we give up
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT}
 AGAIN = "run `localspec pull` again"
 
 T = TypeVar("T")

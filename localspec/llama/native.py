@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import LocalspecWarning
+from localspec.errors import LocalspecWarning, OptionError
 from localspec.llama import selftest
 from localspec.llama.binding import PINNED, C
 from localspec.storage import recall, remember
@@ -24,6 +24,7 @@ KIND = "native"  # of its verdicts
 OFF = "off"
 SLOWER = "models run without it, more slowly"
 SWITCH = "LOCALSPEC_KERNELS"  # 0: off; avx2, avxvnni, avx512: this instruction set and no better one
+WISHES = ("", "0", "avx2", "avxvnni", "avx512")
 OTHER_LIBRARY = "LOCALSPEC_NATIVE_LIBRARY"  # another build of it, such as one with sanitizers
 GGML = "0.25.3"  # of llama-cpp-python's pinned version; `ggml_internals.h` holds for no other
 # One symbol of each library that ours calls: ggml-base, ggml, ggml-cpu.
@@ -74,6 +75,8 @@ def load() -> State:
     """Load it and put its kernels before ggml's, tried or not. Raises UnusableError."""
     library = _open(_path())
     chosen = library.localspec_kernels_enable()
+    if not chosen and (wish := os.environ.get(SWITCH)):
+        raise UnusableError(f"this CPU lacks {wish}, which {SWITCH} asks for", f"unset {SWITCH}")
     detail = library.localspec_kernels_name(chosen).decode() if chosen else "none for this CPU: ggml's own are used"
     return State(library, detail, has_kernels=bool(chosen))
 
@@ -133,8 +136,10 @@ def _cpu() -> str:
 
 def _path() -> Path:
     """The library's file, if it is wanted and there."""
-    if os.environ.get(SWITCH) == "0":
+    if (wish := os.environ.get(SWITCH, "")) == "0":
         raise UnusableError(f"switched off by {SWITCH}=0")
+    if wish not in WISHES:
+        raise OptionError(f"{SWITCH} is {wish!r}; set it to 0, avx2, avxvnni or avx512, or unset it.")
     path = Path(os.environ.get(OTHER_LIBRARY) or Path(__file__).with_name("liblocalspec_native.so"))
     if not path.exists():
         raise UnusableError(

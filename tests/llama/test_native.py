@@ -19,6 +19,7 @@ import tiny
 from click.testing import CliRunner
 
 from localspec.cli.main import main
+from localspec.errors import OptionError
 from localspec.evaluation import doctor
 from localspec.llama import native, native_child, selftest
 from localspec.storage import recall
@@ -135,6 +136,14 @@ def test_it_is_whole_on_a_cpu_that_it_has_no_kernels_for(tmp_path: Path) -> None
 
 
 # --- off, and why
+
+
+def test_an_unknown_instruction_set_does_not_change_the_words_silently(
+    fresh: pytest.MonkeyPatch,
+) -> None:
+    fresh.setenv(native.SWITCH, "foo")
+    with pytest.raises(OptionError, match=r"^LOCALSPEC_KERNELS is 'foo'; set it to 0, avx2, avxvnni or avx512"):
+        native.state()
 
 
 def test_switched_off(fresh: pytest.MonkeyPatch) -> None:
