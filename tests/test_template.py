@@ -315,3 +315,9 @@ def test_sentencepiece_puts_no_space_into_a_message(tmp_path: Path) -> None:
         assert b"".join(map(vocab.piece, encode_plain(vocab, text))).decode() == f" {text}"
         whole = chat.tokenize("say to end")
         assert chat.tokenize("say") + chat.tokenize(" to end", continues=True) == whole
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "hello", {"role": "user"}, {"role": "user", "content": 5}])
+def test_what_is_no_message_is_one_sentence(model: Model, wrong: Any) -> None:
+    with pytest.raises(OptionError, match="a message needs a 'role' and a 'content' that are text"):
+        template(model).render([wrong])
