@@ -77,7 +77,7 @@ def main() -> None:
             plain, ngram, auto = (median(column) for column in zip(*rows, strict=True))
             ratios = [median(row[i] / row[0] for row in rows) for i in (1, 2)]
             print(
-                f"{name}: plain {plain:.1f}, echoes alone {ngram:.1f} ({ratios[0]:.3f} of plain), with the drafter "
+                f"{name}: plain {plain:.1f}, n-grams alone {ngram:.1f} ({ratios[0]:.3f} of plain), with the drafter "
                 f"{auto:.1f} tokens/s ({ratios[1]:.3f} of plain)"
             )
 

@@ -146,3 +146,11 @@ def test_every_slow_file_is_there() -> None:
     from conftest import FOLDER, SLOW
 
     assert [name for name in sorted(SLOW) if not (FOLDER / f"{name}.py").exists()] == []
+
+
+def test_the_file_map_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PACKAGE.parent / "tools")
+    import file_map
+
+    document = file_map.DOCUMENT.read_text(encoding="utf-8")
+    assert file_map.updated(document) == document, "run: python tools/file_map.py"

@@ -103,5 +103,5 @@ def figures(stats: Stats) -> str:
             f"{stats.accepted_share:.0%} of {stats.draft_n} drafted tokens accepted",
         ]
     if stats.cached_n:
-        parts.append(f"{stats.cached_n:,} re-used from memory")
+        parts.append(f"{stats.cached_n:,} re-used from the KV cache")
     return " · ".join(parts)

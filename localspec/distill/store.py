@@ -9,7 +9,7 @@ A folder holds
     candidates.bin  CANDIDATES [n_tokens]: what the target would say behind token i, best first,
                   where it was asked
     chats.jsonl   a line a chat: `start` (row), `n` (rows), `questions` and `answers` (spans
-                  [from, to) inside the chat) and figures; written last, so a line vouches for its rows
+                  [from, to) inside the chat) and figures; written last, so a line marks its rows as complete
 
 A folder without `layers` holds text alone: tokens and chats, for `collect` to fill in the rest elsewhere.
 """

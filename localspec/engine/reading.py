@@ -1,4 +1,4 @@
-"""How a prompt is read, so that one whose beginning is in the KV cache gives the answer it would give read afresh.
+"""Where prefill passes are cut, so that a prompt whose prefix is in the KV cache gives the answer of a full prefill.
 
 Where a kernel rounds by the width of a pass, so do the keys and values it leaves. Then only such cells may be used
 again as a fresh reading would leave: passes over prompts begin and end at fixed positions, whatever was cached.
@@ -23,7 +23,7 @@ class Reading:
     strict: bool = False
 
     def keeps(self, n: int, n_read: int, end: int) -> int:
-        """How many of `n` cells, the first `n_read` of them read and not said, serve a prompt that is read to `end`."""
+        """How many of `n` cached positions, the first `n_read` of them prefilled, serve a prompt up to `end`."""
         if self.block == 1 or (n > n_read + 1 and not self.strict):  # behind a prompt lies its last token in any case
             return n
         n = min(n, n_read)

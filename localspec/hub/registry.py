@@ -1,7 +1,7 @@
 """Which target goes with which drafter, and where both lie on this machine.
 
-One TOML file here per pair, and `unlisted.toml` for models that have a drafter but cannot be listed. Nothing but
-`localspec pull` (`localspec.hub.pull`) touches the network.
+One TOML file in `models/` per pair, and `unlisted.toml` for models that have a drafter but cannot be listed. Nothing
+but `localspec pull` (`localspec.hub.pull`) touches the network.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class _Struct(ctypes.Structure):  # localspec_layer_inputs
 class Named:
     """By a callback that llama.cpp's scheduler asks about every tensor of a graph: in C where that is compiled.
 
-    In Python it costs about a microsecond a tensor, which a small model feels.
+    In Python it costs about a microsecond a tensor, which is noticeable for small models.
     """
 
     def __init__(self, layers: Sequence[int], n_embd: int, capacity: int) -> None:

@@ -75,7 +75,7 @@ def _open_target(
     stack.enter_context(closing(target))
     if draft_head and not target.can_roll_back:
         raise PairError(
-            f"llama.cpp cannot roll back the recurrent memory of {head.arch} models, so {head.name} cannot be "
+            f"llama.cpp cannot roll back the recurrent state of {head.arch} models, so {head.name} cannot be "
             "drafted for; run it without -md."
         )
     return target

@@ -50,7 +50,7 @@ UNKNOWN_LENGTH = 2.0  # acceptance length of a drafter that does not say what it
 
 @dataclass(frozen=True)
 class Exactness:
-    """A pass over up to `width` tokens, chain or tree, gives each the very bits it has alone (1: none wider does).
+    """`width`: the widest pass, chain or tree, whose tokens get the bits they have alone (1: no wider one).
 
     `reading`: so do the passes prompts are read in. Where they do not, those that begin and end at multiples of `block`
     tokens leave the same keys and values as each other.

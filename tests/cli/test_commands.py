@@ -149,7 +149,7 @@ def test_synthetic_acceptance_is_as_asked(files: tuple[str, ...], rate: float) -
     assert modes["synthetic"]["acceptance_length"] == pytest.approx(sum(rate**k for k in range(8)), rel=0.15)
 
 
-def test_tune_shows_the_staircase(files: tuple[str, ...]) -> None:
+def test_tune_shows_the_cost_model(files: tuple[str, ...]) -> None:
     done = call("tune", *files)
     assert done.exit_code == 0
     assert "a draft of 1 " in done.stdout
@@ -161,7 +161,7 @@ def test_piped_chat_answers_line_by_line_and_ends(files: tuple[str, ...]) -> Non
     assert done.exit_code == 0
     assert len(done.stdout.splitlines()) >= 2
     assert "unknown command" in done.stderr
-    assert "re-used from memory" in done.stderr
+    assert "re-used from the KV cache" in done.stderr
     assert "\x1b" not in done.output
 
 
