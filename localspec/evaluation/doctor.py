@@ -1,7 +1,8 @@
 """Is everything here that localspec needs? Small checks, each of which says what to do where something is missing.
 
 A check that touches llama.cpp runs in a child process (`python -m localspec.evaluation.doctor NAME`): a broken build
-may kill the process it is loaded into. So nothing here imports `localspec.llama` outside the functions that only a child runs.
+may kill the process it is loaded into. So nothing here imports `localspec.llama` outside the functions that only a
+child runs.
 """
 
 from __future__ import annotations
