@@ -17,6 +17,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 SOURCES = Path("localspec/native")
@@ -50,6 +51,18 @@ class BuildNative(build_ext):
         run([compiler, "-shared", *UNDEFINED, "-o", str(library), *built])
 
 
+class BuildWithModels(build_py):
+    """Puts the pairs' files, data that lie beside the package in a checkout, inside it in a wheel.
+
+    Not by a mapping of folders: for one, an editable install would hide the package from type checkers and editors.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree("models", Path(self.build_lib, "localspec", "models"), dirs_exist_ok=True)
+
+
 def find_compiler() -> str:
     """CXX, or the first of the usual names that is there."""
     if sys.platform == "win32":
@@ -74,7 +87,7 @@ def run(command: list[str]) -> None:
 
 
 setup(
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "build_py": BuildWithModels},
     ext_modules=[
         Extension(
             ".".join(LIBRARY.with_suffix("").parts),

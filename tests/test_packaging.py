@@ -68,7 +68,7 @@ def python(code: str, folder: Path) -> str:
 def test_every_package_is_listed() -> None:
     inside = {path.parent.relative_to(ROOT) for path in (ROOT / "localspec").rglob("*.py")}
     folders = {".".join(path.parts) for path in inside}
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders | {"localspec.models"}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == folders
 
 
 def test_wheel_has_one_top_level_name_one_command_and_all_data(wheel: Path) -> None:
@@ -247,3 +247,8 @@ def test_without_a_compiler_it_says_so(tool: ModuleType, monkeypatch: pytest.Mon
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(SystemExit, match=r"no C\+\+ compiler here \(tried c\+\+, g\+\+"):
         tool.main()
+
+
+def test_an_editable_install_is_a_path_that_checkers_can_follow() -> None:
+    """Not a finder, which only a running Python asks."""
+    assert not [finder for finder in sys.meta_path if "localspec" in getattr(finder, "__module__", "")]
