@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from localspec.engine import lattice
 from localspec.engine.lattice import Lattice
 from localspec.engine.target import Target
-from localspec.llama import Context, Model, native
+from localspec.llama import Context, Model
 
 N_BATCH = 128  # the widest inject; a token batch of that width would reserve N_BATCH rows of logits
 POOL = 16  # candidates a slot taken from a DFlash 1 drafter's logits
@@ -32,8 +32,7 @@ class Drafter:
             other=target.context,
             embd_width=len(target.layers) * target.model.n_embd,
             causal=causal,
-            # On a CPU the faster way: our attention, or ggml's plain one. A guess need not be exact to the last bit.
-            flash=None if model.on_gpu else native.state().has_kernels,
+            flash=None if model.on_gpu else False,  # on a CPU the faster way; a guess need not be exact to the last bit
             swa_full=True,  # a window that drops old cells could not go back
         )
         if self.top_k:

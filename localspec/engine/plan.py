@@ -13,11 +13,9 @@ from localspec.engine.lattice import Lattice
 from localspec.engine.paths import NOTHING, BestFirst, Draft, Expected, greedy, probabilities, sampled
 from localspec.engine.sampling import Sampler
 from localspec.engine.stats import Round
-from localspec.errors import OptionError
 
 Floats = NDArray[np.float64]
 Choose = Callable[[Lattice, int], Draft]
-KINDS = ("greedy", "expected", "tree", "sampled")
 
 
 class Choice(Protocol):
@@ -110,9 +108,8 @@ class Fixed:
 
 
 def selector(kind: str, n: int, drafting: Drafting, sampler: Sampler) -> Choose:
-    """`n` tokens of the pool chosen by `kind`, one of `KINDS`; at temperature 0 "sampled" is greedy."""
-    if kind not in KINDS:
-        raise OptionError(f"there is no way to draft called {kind!r}; choose from {', '.join(KINDS)}.")
+    """`n` tokens of the pool chosen by `kind`: "greedy", "expected", "tree" or "sampled"; greedily by any other,
+    such as "auto" where nothing can be known of costs."""
 
     def choose(lattice: Lattice, index: int) -> Draft:
         if kind == "sampled" and sampler.params.temperature > 0:

@@ -43,13 +43,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @dataclass(frozen=True)
 class State:
-    """The loaded library, or None. `detail` says what it does or why it is off, `step` what helps where that is bad;
-    `has_kernels` is False where it only reads layer inputs, as on a CPU it knows no kernels for."""
+    """The loaded library, or None. `detail` says what it does or why it is off, `step` what helps where that is bad."""
 
     library: Any
     detail: str
     step: str | None = None
-    has_kernels: bool = False
 
 
 class UnusableError(Exception):
@@ -78,7 +76,7 @@ def load() -> State:
     if not chosen and (wish := os.environ.get(SWITCH)):
         raise UnusableError(f"this CPU lacks {wish}, which {SWITCH} asks for", f"unset {SWITCH}")
     detail = library.localspec_kernels_name(chosen).decode() if chosen else "none for this CPU: ggml's own are used"
-    return State(library, detail, has_kernels=bool(chosen))
+    return State(library, detail)
 
 
 def is_loaded() -> bool:

@@ -315,7 +315,7 @@ def target_part(head: Header, n_ctx: int, draft_max: int, n_exposed: int) -> Par
 def drafter_part(head: Header, n_ctx: int, width: int, *, on_gpu: bool) -> Part:
     """The drafter's share, as `drafter.Drafter` opens it; it reads rows of `width` floats.
 
-    On a CPU it may run without flash attention, whose scores [heads, tokens, cells] are then the largest buffer; else
+    On a CPU it runs without flash attention, whose scores [heads, tokens, cells] are then the largest buffer; else
     that is the logits of a whole batch, twice where a reduced vocabulary is scattered into the full one.
     """
     block = compat.block_size(head)
